@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rollcall.producers.admission import task_of_seed
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from rollcall.trainer.rules.samples import versions_of
 
 MARK = "/heldout/"
 VERSION_DIGITS = 10
-GONE = "version_gone"
-"""The failure code of a call for a version that cannot be had any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ def sampled_by(trajectory: Trajectory, policy_id: str, version: int) -> bool:
     """
     if trajectory.sequences is None:
         return False
-    if trajectory.status != "finished" and GONE in trajectory.reason:
+    if trajectory.status != "finished" and FailureCode.VERSION_GONE in trajectory.reason:
         return False
     if policy_id not in trajectory.policies:
         return True

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollcall.schemas.adapter_weights import DOWN, UP, AdapterAbout, base_digest
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.weights import RawTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -45,7 +45,7 @@ class BaseWeights:
                 f"server's policy directory have {self._digest}; serve the directory that its run "
                 "began with"
             )
-            raise WorkFailed("weights", msg, retriable=False)
+            raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
         return self._tensors | {
             f"{module}.weight": self._adapted(what, about, module, adapter)
             for module in sorted(name.removesuffix(DOWN) for name in adapter if DOWN in name)
@@ -65,7 +65,7 @@ class BaseWeights:
                 f"{what} is an adapter of rank {about.rank} for module {module!r} of shape "
                 f"{wanted} with ranks {sorted(ranks)}; this server's model has {found} there"
             )
-            raise WorkFailed("weights", msg, retriable=False)
+            raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
         added = (up_OR @ down_RI) * about.scale
         return (base.float() + (added.T if about.transposed else added)).to(base.dtype)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollcall.inference.key_values import BatchKv
 from rollcall.inference.policy_dir import Policy
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.packed import ids_of, logprobs_of
 
@@ -43,7 +43,7 @@ def prove_by(
             f"the canary of version {version.version} has {len(ids)} tokens; it needs 2 to "
             f"{policy.context}, all of them 0 to {size - 1}"
         )
-        raise WorkFailed("canary", msg, retriable=False)
+        raise WorkFailed(FailureCode.CANARY, msg, retriable=False)
     apart = np.abs(score(ids) - expected)
     off = float(np.median(apart) if policy.precision in HALF else apart.max())
     allowed = TOLERANCE[policy.precision] * max(1.0, float(np.median(-expected)) / USUAL)
@@ -54,7 +54,7 @@ def prove_by(
             f"{allowed:.3g} in {policy.precision}; do trainer and "
             "engine have the same config, and was every tensor loaded?"
         )
-        raise WorkFailed("canary", msg, retriable=False)
+        raise WorkFailed(FailureCode.CANARY, msg, retriable=False)
 
 
 def _score(policy: Policy, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -33,7 +33,7 @@ from rollcall.inference.tools import (
     unwritable,
     with_tools_written,
 )
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import arguments_of
@@ -194,7 +194,7 @@ class RoleTemplate:
             return self._before[role]
         except KeyError:
             msg = f"a message of role {role!r}; the template knows {', '.join(self._before)}"
-            raise WorkFailed("not_renderable", msg, retriable=False) from None
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False) from None
 
 
 def _is_mark(text: str) -> bool:
@@ -229,7 +229,7 @@ def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str],
                 f"the tokenizer has no tokens for {text[:80]!r}: {error}; add the words that are "
                 "missing to tokens of [policy], or <unk> to read every other word as unknown"
             )
-            raise WorkFailed("not_renderable", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False) from error
 
     return encode
 
@@ -321,7 +321,7 @@ class JinjaTemplate:
                 f"the chat template looks back: new messages change {before!r} into "
                 f"{after[: len(before)]!r}; name a template of kind roles in rollcall.json"
             )
-            raise WorkFailed("not_renderable", msg, retriable=False)
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
         added = after[len(before) :]
         return glue + added if ended else end + glue + added
 
@@ -354,7 +354,7 @@ class JinjaTemplate:
             )
         except (TemplateError, ValueError, TypeError) as error:
             msg = f"the chat template cannot render {[m['role'] for m in messages]!r}: {error}"
-            raise WorkFailed("not_renderable", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False) from error
 
 
 def _calls_of(messages: Sequence[Said]) -> list[Said]:

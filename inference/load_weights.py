@@ -16,7 +16,7 @@ from rollcall.inference.policy_dir import DTYPES as DTYPES_BY_NAME
 from rollcall.inference.policy_dir import Policy
 from rollcall.inference.traced_loading import Loaded, digest_of
 from rollcall.schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import HeldWeights
 from rollcall.schemas.weights import RawTensor
@@ -98,7 +98,7 @@ def require_held(model: Any, version: PolicyVersion, published: Mapping[str, Ten
             f"the model holds other tensors than version {version.version} was published with: "
             f"{', '.join(wrong[:3])}, {len(wrong)} in all; the version is read again"
         )
-        raise WorkFailed("weights", msg, retriable=True)
+        raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def require_loaded(
             f"{', '.join(wrong[:3]) or 'none of its own'}, {len(wrong)} in all; of these of the "
             f"engine's a part is from before: {', '.join(loaded.stale[:3]) or 'none'}"
         )
-        raise WorkFailed("weights", msg, retriable=True)
+        raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=True)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -209,7 +209,7 @@ def weights_of(
             f"version {version.version} of {policy_id!r} is an adapter alone, which this engine "
             "cannot add to its base; set [policy] weights to 'full' or 'delta'"
         )
-        raise WorkFailed("weights", msg, retriable=False)
+        raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
     _check_names(version, raw, places)
     return raw
 
@@ -220,7 +220,7 @@ def _read(policy_id: str, version: PolicyVersion, published: HeldWeights) -> dic
             f"version {version.version} of policy {version.policy_id!r}; this engine serves "
             f"{policy_id!r}"
         )
-        raise WorkFailed("weights", msg, retriable=False)
+        raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
     return published.read(version)
 
 
@@ -241,7 +241,7 @@ def _check_names(
             f"the weights of version {version.version} are not this model's: missing "
             f"{missing[:3]}, unknown {unknown[:3]}, of another shape or dtype {unlike[:3]}"
         )
-        raise WorkFailed("weights", msg, retriable=False)
+        raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
 
 
 def _as_tensor(raw: RawTensor) -> Tensor:

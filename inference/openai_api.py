@@ -17,7 +17,7 @@ from rollcall.inference.chat import Template
 from rollcall.inference.reported_tokens import reported_ids, reported_logprobs
 from rollcall.inference.stream_text import cut_at
 from rollcall.inference.tools import NONE, calls_in
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import Message, ModelAnswered, ModelCall
 from rollcall.schemas.packed import ids_of, pack_ids, pack_logprobs
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -82,7 +82,7 @@ class ChatMessages:
         known = transcript_ids.messages_of(ids_of(_prefix(call)).tolist())
         if not call.messages:
             msg = "no message is new, and a server of messages cannot go on with a cut answer"
-            raise WorkFailed("not_renderable", msg, retriable=False)
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
         added = transcript_ids.message_ids(call.messages)
         messages = [_message(each) for each in (*known, *call.messages)]
         body = {"model": self._model, "messages": messages, **_drawn(call)}
@@ -127,7 +127,7 @@ class TokenCompletions:
         added = template.render(call.messages, first=not prefix, ended=ended, tools=call.tools)
         if not prefix and not added:
             msg = "neither prefix nor messages gave a token to begin with"
-            raise WorkFailed("not_renderable", msg, retriable=False)
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
         body = {"model": self._model, "prompt": prefix + added, **_drawn(call)}
         body |= {"logprobs": 1, "return_token_ids": True, **self._extra}
         return ServerRequest(call, body, added)
@@ -155,7 +155,7 @@ class TokenCompletions:
 def _prefix(call: ModelCall) -> bytes:
     if call.prefix_ids is None and call.prefix_length:
         msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
-        raise WorkFailed("prefix_needed", msg, retriable=True)
+        raise WorkFailed(FailureCode.PREFIX_NEEDED, msg, retriable=True)
     return call.prefix_ids or b""
 
 
@@ -192,7 +192,7 @@ def _tools(tools: str) -> Any:
         return json.loads(tools)
     except (ValueError, RecursionError) as error:
         msg = f"tools must be a JSON list, found {clean_text(tools, 80)!r}"
-        raise WorkFailed("not_renderable", msg, retriable=False) from error
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False) from error
 
 
 def _choice(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import aiohttp
 
 from rollcall.inference.openai_api import BadAnswer
 from rollcall.inference.reported_tokens import InvalidReport
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.untrusted_text import clean_text, describe_exception
 
 T = TypeVar("T")
@@ -87,7 +87,9 @@ class OpenAIClient:
                 msg = f"the server at {self._server.base_url} {words}"
                 raise WorkFailed(error.code, msg, retriable=False) from error
             except BadAnswer as error:
-                trouble = _Trouble("bad_answer", f"answered what says nothing: {error}", bad=True)
+                trouble = _Trouble(
+                    FailureCode.BAD_ANSWER, f"answered what says nothing: {error}", bad=True
+                )
             except _Trouble as error:
                 trouble = error
             tries, bad = tries + 1, bad + trouble.bad
@@ -107,14 +109,14 @@ class OpenAIClient:
                 said = await _bounded(response)
         except TimeoutError as error:
             msg = f"did not answer within {self._server.timeout_s:g} s"
-            raise _Trouble("server_away", msg) from error
+            raise _Trouble(FailureCode.SERVER_AWAY, msg) from error
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
             msg = f"broke off its answer: {self._clean(describe_exception(error, SAID_CHARS))}"
-            raise _Trouble("bad_answer", msg, bad=True) from error
+            raise _Trouble(FailureCode.BAD_ANSWER, msg, bad=True) from error
         except (aiohttp.ClientError, OSError) as error:
             why = self._clean(describe_exception(error, SAID_CHARS))
             msg = f"cannot be reached ({why}); is it running?"
-            raise _Trouble("server_away", msg) from error
+            raise _Trouble(FailureCode.SERVER_AWAY, msg) from error
         payload = _json(said)
         status = response.status
         if status != 200 or not isinstance(payload, dict) or payload.get("error"):
@@ -133,30 +135,33 @@ class OpenAIClient:
                 f"answered {kind}, which is no JSON object; is the base URL right? it mostly ends "
                 "with /v1"
             )
-            raise _Trouble("bad_answer", msg, bad=True)
+            raise _Trouble(FailureCode.BAD_ANSWER, msg, bad=True)
         status = _status_of(error) if status == 200 else status
         words = self._clean(_words(error, payload, said))
         if status in PASSING or status >= 500:
-            raise _Trouble("server_away", f"answered {status}: {words}", _after_s(headers))
+            raise _Trouble(
+                FailureCode.SERVER_AWAY, f"answered {status}: {words}", _after_s(headers)
+            )
         if status == 429 and QUOTA not in words:
-            raise _Trouble("busy", f"is full (429): {words}", _after_s(headers))
+            raise _Trouble(FailureCode.BUSY, f"is full (429): {words}", _after_s(headers))
         raise self._refused(status, words)
 
     def _refused(self, status: int, words: str) -> WorkFailed:
         """Return the error that a retry cannot fix."""
         server = self._server
         held = f"the variable {server.key_name}" if server.key_name else "openai.api_key_env"
-        code, remedy = "bad_request", "the request is not one that it takes"
+        code, remedy = FailureCode.BAD_REQUEST, "the request is not one that it takes"
         if status in (401, 403):
-            code, remedy = "unauthorised", f"put a key that it knows into {held}"
+            code, remedy = FailureCode.UNAUTHORISED, f"put a key that it knows into {held}"
         elif status == 404:
-            code, remedy = "unknown_model", f"it has no model {server.model!r} or no such path"
+            code = FailureCode.UNKNOWN_MODEL
+            remedy = f"it has no model {server.model!r} or no such path"
         elif status == 429:
-            code, remedy = "no_quota", "its account has nothing left"
+            code, remedy = FailureCode.NO_QUOTA, "its account has nothing left"
         elif any(mark in words for mark in TOO_LONG):
-            code, remedy = "too_long", "the conversation is longer than its model reads"
+            code, remedy = FailureCode.TOO_LONG, "the conversation is longer than its model reads"
         elif 300 <= status < 400:
-            code, remedy = "moved", "name the address that it points to as the base URL"
+            code, remedy = FailureCode.MOVED, "name the address that it points to as the base URL"
         msg = f"the server at {server.base_url} answered {status}: {words}; {remedy}"
         return WorkFailed(code, msg, retriable=False)
 
@@ -175,7 +180,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
         said += piece
         if len(said) > MOST_BYTES:
             msg = f"answered more than {MOST_BYTES:,} bytes"
-            raise _Trouble("bad_answer", msg, bad=True)
+            raise _Trouble(FailureCode.BAD_ANSWER, msg, bad=True)
     return bytes(said)
 
 

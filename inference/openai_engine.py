@@ -20,7 +20,7 @@ from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.openai_api import VERSION, Api, ServerRequest, counted
 from rollcall.inference.openai_client import OpenAIClient, OpenAIServer
 from rollcall.inference.waiting_calls import WaitingCalls, is_of
-from rollcall.schemas.errors import Unfit, WorkFailed
+from rollcall.schemas.errors import FailureCode, Unfit, WorkFailed
 from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from rollcall.schemas.untrusted_text import describe_exception
 
@@ -139,7 +139,7 @@ class Flights:
         except WorkFailed as error:
             body = CallFailed(error.code, str(error), error.retriable)
         except Exception as error:  # parsing foreign answers may raise anything
-            body = CallFailed("bad_answer", describe_exception(error), True)
+            body = CallFailed(FailureCode.BAD_ANSWER, describe_exception(error), True)
         self._landed.put((flight, body))
 
 
@@ -211,7 +211,7 @@ class OpenAIEngine:
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
         except Exception as error:  # a chat template is foreign code, and so are its tools
-            return CallFailed("not_renderable", describe_exception(error), False)
+            return CallFailed(FailureCode.NOT_RENDERABLE, describe_exception(error), False)
         if body is None:
             self._flights.begin(asked)
         return body

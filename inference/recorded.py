@@ -8,7 +8,7 @@ fold.
 from collections.abc import Iterable
 
 from rollcall.inference.scripted import ScriptedEngine
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import Event, ModelAnswered, ModelCall
 
 
@@ -32,5 +32,5 @@ class RecordedEngine(ScriptedEngine):
             answer = self._by_body.get(call.body_digest)
         if answer is None:
             msg = f"no answer on record for rollout {place[0]!r}, attempt {place[1]}, position "
-            raise WorkFailed("not_recorded", f"{msg}{place[2]}", retriable=False)
+            raise WorkFailed(FailureCode.NOT_RECORDED, f"{msg}{place[2]}", retriable=False)
         return answer

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rollcall.inference.policy_dir import load_template
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import Message, Sampling, ScoredTrajectory, Sequence
 from rollcall.schemas.packed import mask_of, pack_ids, pack_logprobs
 
@@ -70,7 +70,7 @@ class Reencoder:
                 message.content, add_special_tokens=False, split_special_tokens=True
             )
         except Exception as error:  # the Rust tokenizers raise nothing narrower
-            raise WorkFailed("not_renderable", str(error), retriable=False) from error
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, str(error), retriable=False) from error
         return [*ids, *sorted(self._template.end_ids)[:1]]
 
     def _sequence(self, ids: Many[int], mask: Many[int], messages: tuple[Message, ...]) -> Sequence:

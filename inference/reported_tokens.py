@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from rollcall.inference.stream_text import UNFINISHED
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import Sampling
 from rollcall.schemas.untrusted_text import describe_value
 
@@ -126,7 +127,7 @@ def _refuse_ids(found: str) -> NoReturn:
         f"told token ids that it cannot have sampled: {found}; has it the model and the tokenizer "
         "of the policy's directory? set models.openai.api to chat to evaluate it without ids"
     )
-    raise InvalidReport("bad_token_ids", msg)
+    raise InvalidReport(FailureCode.BAD_TOKEN_IDS, msg)
 
 
 def _refuse_logprobs(found: str) -> NoReturn:
@@ -134,4 +135,4 @@ def _refuse_logprobs(found: str) -> NoReturn:
         f"told log-probabilities that no sampled tokens have: {found}; mend the server, or put "
         "logprobs = false into models.openai.body to evaluate it without them"
     )
-    raise InvalidReport("bad_logprobs", msg)
+    raise InvalidReport(FailureCode.BAD_LOGPROBS, msg)

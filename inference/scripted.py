@@ -13,7 +13,7 @@ from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.stream_text import cut_at, first_stop_ends
 from rollcall.inference.tools import NONE, calls_in
 from rollcall.inference.waiting_calls import WaitingCalls
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from rollcall.schemas.packed import pack_ids, pack_logprobs
@@ -97,7 +97,7 @@ class ScriptedEngine:
     def _body(self, call: ModelCall) -> ModelAnswered | CallFailed:
         if call.prefix_ids is None and call.prefix_length:
             msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
-            return CallFailed("prefix_needed", msg, retriable=True)
+            return CallFailed(FailureCode.PREFIX_NEEDED, msg, retriable=True)
         try:
             answer = self._said(call)
             return self._answer_of(call, answer) if isinstance(answer, str) else answer

@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 MARK = "zq7xk"
 """The start and end of a placeholder; it is made longer until no message contains it."""
@@ -110,7 +110,7 @@ class Shield:
             "for that text; take it out of the message, or give the policy an unknown token (<unk> "
             "among tokens of [policy])"
         )
-        raise WorkFailed("not_renderable", msg, retriable=False)
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
 
     def _text_ids(self, piece: str) -> list[int]:
         """Return the tokens of a piece without control tokens; empty if that is impossible."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from rollcall.inference.policy_dir import Policy
 from rollcall.inference.stream_text import IncrementalText, TokenDecoder
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import CallFailed, ModelCall, Sampling
 from rollcall.schemas.packed import ids_of
 from rollcall.schemas.untrusted_text import describe_exception
@@ -84,7 +84,7 @@ def slot_or_failure(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Sl
     except WorkFailed as error:
         return CallFailed(error.code, str(error), error.retriable)
     except Exception as error:  # a chat template is foreign code, and so are its tools
-        return CallFailed("not_renderable", describe_exception(error), False)
+        return CallFailed(FailureCode.NOT_RENDERABLE, describe_exception(error), False)
 
 
 def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:
@@ -94,7 +94,7 @@ def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:
     """
     if call.prefix_ids is None and call.prefix_length:
         msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
-        raise WorkFailed("prefix_needed", msg, retriable=True)
+        raise WorkFailed(FailureCode.PREFIX_NEEDED, msg, retriable=True)
     _check_sampling(call.sampling)
     prefix = ids_of(call.prefix_ids or b"").tolist()
     _check_ids(prefix, call.policy_id, policy.model.config.vocab_size)
@@ -110,10 +110,10 @@ def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:
             f"this model's maximum context length is {policy.context} tokens. However, "
             f"your messages resulted in {len(tokens)} tokens."
         )
-        raise WorkFailed("too_long", msg, retriable=False)
+        raise WorkFailed(FailureCode.TOO_LONG, msg, retriable=False)
     if not tokens:
         msg = "neither prefix nor messages gave a token to begin with"
-        raise WorkFailed("not_renderable", msg, retriable=False)
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
     return Slot(
         call,
         tokens,
@@ -131,7 +131,7 @@ def _check_ids(prefix: Sequence[int], policy_id: str, size: int) -> None:
             f"the prefix holds tokens from {min(prefix)} to {max(prefix)}, but policy "
             f"{policy_id!r} has tokens 0 to {size - 1}; was it sampled by another one?"
         )
-        raise WorkFailed("bad_prefix", msg, retriable=False)
+        raise WorkFailed(FailureCode.BAD_PREFIX, msg, retriable=False)
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -144,4 +144,4 @@ def _check_sampling(sampling: Sampling) -> None:
     ):
         return
     msg = f"{sampling}; needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 0"
-    raise WorkFailed("bad_sampling", msg, retriable=False)
+    raise WorkFailed(FailureCode.BAD_SAMPLING, msg, retriable=False)

@@ -8,6 +8,7 @@ from rollcall.inference.policy_dir import Policy
 from rollcall.inference.slot import Slot
 from rollcall.inference.stream_text import UNFINISHED, cut_at
 from rollcall.inference.tools import NONE, calls_in
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import CallFailed, ModelAnswered
 from rollcall.schemas.packed import pack_ids, pack_logprobs
 
@@ -58,7 +59,7 @@ def answer_of(
 ) -> ModelAnswered | CallFailed:
     """Return the answer of a slot; `engine` is the name of the engine that sampled it."""
     if row.failure:
-        return CallFailed("not_finite", row.failure, False)
+        return CallFailed(FailureCode.NOT_FINITE, row.failure, False)
     sampled = row.sampled()
     tools = policy.template.tool_format if row.call.tools else NONE
     said, stopped_by = _said(row, policy, decode, sampled)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollcall.inference.policy_dir import load_policy, load_tokenizer
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.messages import Sequence
 from rollcall.schemas.packed import ids_of, mask_of
 
@@ -47,11 +47,11 @@ class Teacher:
     def _check(self, ids: NDArray[np.int32]) -> None:
         if len(ids) > self.policy.context:
             msg = f"{len(ids)} tokens, more than the {self.policy.context} that the teacher reads"
-            raise WorkFailed("too_long", msg, retriable=False)
+            raise WorkFailed(FailureCode.TOO_LONG, msg, retriable=False)
         if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             wrong = int(ids[(ids < 0) | (ids >= self.vocabulary)][0])
             msg = f"token {wrong} is none of the teacher's {self.vocabulary}"
-            raise WorkFailed("vocabulary", msg, retriable=False)
+            raise WorkFailed(FailureCode.VOCABULARY, msg, retriable=False)
 
 
 def vocabulary_digest(directory: str | Path) -> str:

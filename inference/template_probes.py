@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollcall.inference.tools import FORMATS, NONE
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
 Said = dict[str, Any]
 """A message in the form that chat templates read."""
@@ -117,7 +117,7 @@ def _require_tools_to_stay(
     at_once = text([*begun, _said("assistant", SPOKEN), *later], [TOOL], open_answer=True)
     if turns != at_once:
         msg = f"it looks back where it tells of tools: turn by turn {turns!r}, at once {at_once!r}"
-        raise WorkFailed("not_renderable", msg, retriable=False)
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
 
 
 def _require_readable(written: str, tool_format: str) -> None:
@@ -129,7 +129,7 @@ def _require_readable(written: str, tool_format: str) -> None:
             f"its calls are read as {tool_format!r}, but it writes one as {told[-200:]!r}; known "
             f"formats are {', '.join(FORMATS)}"
         )
-        raise WorkFailed("not_renderable", msg, retriable=False)
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
 
 
 def _with_short_ids(message: Said) -> Said:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from rollcall.inference.scripted import TOOLS, Script
 from rollcall.inference.tools import FORMATS, with_tools_written
 from rollcall.schemas import names
-from rollcall.schemas.errors import Refused, WireError, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WireError, WorkFailed
 from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.messages import ModelCall
 from rollcall.schemas.packed import ids_of
@@ -65,7 +65,7 @@ def added_by(call: ModelCall) -> str:
     try:
         messages = with_tools_written(FORMATS[TOOLS], call.messages, call.tools if first else "")
     except WireError as error:
-        raise WorkFailed("not_renderable", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, str(error), retriable=False) from error
     turns = (f"{OPEN}{message.role}\n{message.content}{CLOSE}" for message in messages)
     return ("" if first else CLOSE) + "".join(turns) + ANSWER
 
@@ -84,10 +84,10 @@ def text_script(speak: Speak, name: str) -> Script:
             if is_from_outside(error):
                 raise
             msg = f"script {name!r} raised: {describe_exception(error)}"
-            raise WorkFailed("script_failed", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.SCRIPT_FAILED, msg, retriable=False) from error
         if not isinstance(said, str):
             msg = f"script {name!r} said {type(said).__name__}; it must say text"
-            raise WorkFailed("script_failed", msg, retriable=False)
+            raise WorkFailed(FailureCode.SCRIPT_FAILED, msg, retriable=False)
         return clean_text(said)
 
     return script
@@ -103,4 +103,4 @@ def _known(call: ModelCall) -> str:
         return bytes(ids_of(call.prefix_ids or b"").tolist()).decode("utf-8", "replace")
     except ValueError:
         msg = "a script reads bytes, and the sequence was begun by a policy whose tokens are none"
-        raise WorkFailed("bad_prefix", msg, retriable=False) from None
+        raise WorkFailed(FailureCode.BAD_PREFIX, msg, retriable=False) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import (
     ToolCall,
@@ -73,7 +73,7 @@ def offered_in(tools: str) -> list[Any]:
         value = None
     if not isinstance(value, list):
         msg = f"tools must be a JSON list, found {clean_text(tools, 80)!r}"
-        raise WorkFailed("not_renderable", msg, retriable=False)
+        raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
     return value
 
 
@@ -158,7 +158,7 @@ def no_form(
     msg = (
         f"the policy's template, of kind {kind!r}, has no form for tools; {remedy}{reasons}; {last}"
     )
-    return WorkFailed("not_renderable", msg, retriable=False)
+    return WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
 
 
 def _spoken(of: ToolFormat, message: Message) -> Message:

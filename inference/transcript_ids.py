@@ -10,7 +10,7 @@ These are not a model's tokens: answers made of them are untrainable.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import Message
 
@@ -37,7 +37,7 @@ def message_ids(messages: Iterable[Message]) -> list[int]:
     for message in messages:
         if message.role not in ROLES:
             msg = f"role {message.role!r}; servers of messages know {', '.join(ROLES)}"
-            raise WorkFailed("not_renderable", msg, retriable=False)
+            raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
         ids += [MARK[message.role], *answer_ids(message.content, "")]
         for field in ("name", "tool_call_id"):
             if value := getattr(message, field):
@@ -63,7 +63,7 @@ def messages_of(ids: Sequence[int]) -> list[Message]:
             "the prefix is no transcript, so it was begun by another engine; a conversation is "
             "gone on with by the engine that began it"
         )
-        raise WorkFailed("bad_prefix", msg, retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_PREFIX, msg, retriable=False) from error
 
 
 def _parts(ids: Sequence[int]) -> Iterator[tuple[str, list[tuple[str, str]]]]:

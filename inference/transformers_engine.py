@@ -30,7 +30,7 @@ from rollcall.inference.sampling import draw, uniforms
 from rollcall.inference.slot import Slot, slot_or_failure
 from rollcall.inference.slot_answer import Decoder, answer_of
 from rollcall.inference.waiting_calls import WaitingCalls, is_of
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from rollcall.schemas.packed import pack_ids
 from rollcall.schemas.process_memory import return_large_blocks
@@ -160,7 +160,7 @@ class TransformersEngine:
         staged.weights.swap()
         if [tensor.data_ptr() for tensor in staged.weights.own] != wanted:
             msg = f"the model does not hold the weights of version {staged.version.version}"
-            raise WorkFailed("weights", msg, retriable=False)
+            raise WorkFailed(FailureCode.WEIGHTS, msg, retriable=False)
         self._forget_keys()
         self._adopted, self.version = staged.version, staged.version.version
         self._waiting.release(self.version)

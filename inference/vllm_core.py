@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rollcall.inference.traced_loading import Loaded
 from rollcall.inference.vllm_place import OWNER
-from rollcall.schemas.errors import EngineDied, WorkFailed
+from rollcall.schemas.errors import EngineDied, FailureCode, WorkFailed
 from rollcall.schemas.messages import Sampling
 from rollcall.schemas.untrusted_text import describe_exception
 
@@ -215,7 +215,7 @@ def _failure(error: Exception) -> WorkFailed | EngineDied:
 
     if isinstance(error, EngineDeadError):
         return EngineDied(f"vLLM's processes are gone; {REMEDY}")
-    return WorkFailed("raised", f"vLLM: {describe_exception(error)}", retriable=True)
+    return WorkFailed(FailureCode.RAISED, f"vLLM: {describe_exception(error)}", retriable=True)
 
 
 def _end(running: list[Any], loop: asyncio.AbstractEventLoop) -> None:

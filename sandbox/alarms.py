@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def _say(name: str, noted: list[str]) -> None:
             f"{name} sets an alarm ({noted[0]}), which works in no scorer that waits: make it a "
             "plain `def`, which a time limit ends, or use asyncio.timeout"
         )
-        raise WorkFailed("uses_alarm", msg, retriable=False)
+        raise WorkFailed(FailureCode.USES_ALARM, msg, retriable=False)
 
 
 def _watch() -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from rollcall.sandbox.host import Host
 from rollcall.schemas.claims import claim_of
-from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.errors import FailureCode, Unavailable, WorkFailed
 from rollcall.schemas.messages import Claim, Trajectory
 
 IN_MEMORY_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class ArtefactSpool:
             self._file.write(chunk[:room])
         except OSError as error:
             msg = f"there is no room in {tempfile.gettempdir()} for what a box says: {error}"
-            raise WorkFailed("no_room", msg, retriable=True) from error
+            raise WorkFailed(FailureCode.NO_ROOM, msg, retriable=True) from error
 
     def read(self) -> bytes:
         """Return all that was kept."""
@@ -98,7 +98,7 @@ def last_artefact(trajectory: Trajectory, name: str) -> Artefact | None:
     """Return the last artefact of a name, or None. Raises WorkFailed(`bad_artefact`)."""
     if trajectory.steps is None:
         msg = f"the steps of rollout {trajectory.rollout_id!r} lie elsewhere; resolve its claim"
-        raise WorkFailed("bad_artefact", msg, retriable=False)
+        raise WorkFailed(FailureCode.BAD_ARTEFACT, msg, retriable=False)
     for step in reversed(trajectory.steps):
         for listed in reversed(list(_listed(step.info))):
             if listed.get("name") == name:
@@ -123,7 +123,7 @@ def _artefact(listed: dict[str, Any]) -> Artefact:
         if not isinstance(listed.get(key), kind):
             msg = f"artefact {listed.get('name')!r} has {key} {str(listed.get(key))[:80]!r}, "
             msg += f"where there should be a {kind.__name__}"
-            raise WorkFailed("bad_artefact", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_ARTEFACT, msg, retriable=False)
     name, uri, sha256, size = (listed[key] for key in kinds)
     return Artefact(name, uri, sha256, size, str(listed.get("head", "")))
 
@@ -139,7 +139,7 @@ async def keep(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
         try:
             return await asyncio.to_thread(_kept, host, name, spool)
         except Unavailable as error:
-            raise WorkFailed("objects_away", str(error), retriable=True) from error
+            raise WorkFailed(FailureCode.OBJECTS_AWAY, str(error), retriable=True) from error
 
 
 def _kept(host: Host, name: str, spool: ArtefactSpool) -> Artefact:

@@ -15,7 +15,13 @@ from rollcall.sandbox.alarms import without_alarms
 from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.scorers import ScorerResult, ScorerSpec, call_of, read_result, result_of
 from rollcall.sandbox.token_scores import PerToken
-from rollcall.schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
+from rollcall.schemas.errors import (
+    FailureCode,
+    ProgramFailed,
+    RollcallError,
+    Unavailable,
+    WorkFailed,
+)
 from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.messages import Reward, Trajectory
 from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text, describe_exception
@@ -75,7 +81,7 @@ async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -
         if is_from_outside(error):
             raise
         raise WorkFailed(
-            "raised", f"it raised: {describe_exception(error)}", retriable=False
+            FailureCode.RAISED, f"it raised: {describe_exception(error)}", retriable=False
         ) from error
 
 
@@ -91,9 +97,9 @@ async def _within(
             await _cancelled(task, grace_s)
     if not done:
         msg = f"the scorer did not come back within {timeout_s:g} s"
-        raise ProgramFailed("stuck", msg)
+        raise ProgramFailed(FailureCode.STUCK, msg)
     if task.cancelled():
-        raise WorkFailed("raised", "it raised: CancelledError", retriable=False)
+        raise WorkFailed(FailureCode.RAISED, "it raised: CancelledError", retriable=False)
     return task.result()
 
 

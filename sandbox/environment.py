@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast, get_type_hints
 
 from rollcall.sandbox.host import Host
 from rollcall.sandbox.user_code import complaint, convert_errors, load
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
 SHIPPED: Mapping[str, str] = {
     "gymnasium": "rollcall.sandbox.environments.gymnasium_text:GymnasiumText",
@@ -125,7 +125,7 @@ def kind_of(name: str) -> EnvironmentKind:
 
 
 def _kind(name: str, factory: Callable[..., object]) -> EnvironmentKind:
-    with convert_errors("bad_config", f"environment {name!r} does not say what it is"):
+    with convert_errors(FailureCode.BAD_CONFIG, f"environment {name!r} does not say what it is"):
         made = factory if isinstance(factory, type) else _returned(factory)
         slot, replayable = getattr(made, "slot", ""), getattr(made, "replayable", None)
         return EnvironmentKind(
@@ -141,7 +141,9 @@ def slots_beside(name: str, kind: EnvironmentKind, config_json: str) -> tuple[st
     if kind.beside is None:
         return ()
     config = _config(name, config_json)
-    with convert_errors("bad_config", f"environment {name!r} does not say what it needs beside it"):
+    with convert_errors(
+        FailureCode.BAD_CONFIG, f"environment {name!r} does not say what it needs beside it"
+    ):
         return _names(kind.beside(config))
 
 
@@ -164,7 +166,9 @@ def is_replayable(name: str, config_json: str = "") -> bool:
     if kind.waits and kind.replayable is not None:
         return kind.replayable
     environment = (make_environment if kind.waits else make_plain)(name, config_json)
-    with convert_errors("raised", f"environment {name!r} does not say whether it is replayable"):
+    with convert_errors(
+        FailureCode.RAISED, f"environment {name!r} does not say whether it is replayable"
+    ):
         if not kind.waits:
             environment.close()
         return bool(environment.replayable)
@@ -179,7 +183,9 @@ def make_environment(name: str, config_json: str = "", host: Host | None = None)
     factory = load("environment", name, SHIPPED)
     config = _config(name, config_json)
     _fit(name, factory, config, host)
-    with convert_errors("bad_config", f"environment {name!r} cannot be made of {config_json}"):
+    with convert_errors(
+        FailureCode.BAD_CONFIG, f"environment {name!r} cannot be made of {config_json}"
+    ):
         product = factory(**config)
         fits = all(hasattr(product, wanted) for wanted in WANTED)
     if not fits:
@@ -204,7 +210,7 @@ def make_plain(name: str, config_json: str = "") -> Environment:
 
 def _config(name: str, config_json: str) -> dict[str, Any]:
     with convert_errors(
-        "bad_config", f"the config of environment {name!r} is not JSON: {config_json!r}"
+        FailureCode.BAD_CONFIG, f"the config of environment {name!r} is not JSON: {config_json!r}"
     ):
         config = json.loads(config_json or "{}")
     if not isinstance(config, dict):
@@ -228,7 +234,9 @@ def _fit(
     name: str, factory: Callable[..., object], config: dict[str, Any], host: Host | None
 ) -> None:
     """Add the host if the factory takes one, and check the keys before it is called."""
-    with convert_errors("bad_config", f"the factory of environment {name!r} hides its arguments"):
+    with convert_errors(
+        FailureCode.BAD_CONFIG, f"the factory of environment {name!r} hides its arguments"
+    ):
         signature = _signature(factory)
     taken = signature.parameters.get("host") if _kind(name, factory).waits else None
     if taken is not None and "host" in config:
@@ -248,4 +256,4 @@ def _fit(
 
 
 def _bad_config(message: str) -> WorkFailed:
-    return WorkFailed(code="bad_config", message=message, retriable=False)
+    return WorkFailed(code=FailureCode.BAD_CONFIG, message=message, retriable=False)

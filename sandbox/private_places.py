@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcall.sandbox.agents.agent_box import NOT_MOUNTED, named_mounts
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 
 def mounts(config: Mapping[str, Any], imports: Mapping[str, str]) -> dict[str, str]:
@@ -56,4 +56,4 @@ def check_given(place: str, *, checkout: bool = False) -> None:
 
 def _refuse(place: str, why: str) -> None:
     msg = f"{place} is not shown to a box: it {why}; name a folder of the files that it needs"
-    raise WorkFailed("bad_config", msg, retriable=False)
+    raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)

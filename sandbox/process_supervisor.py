@@ -25,7 +25,7 @@ from typing import Any
 import structlog
 
 from rollcall.sandbox import supervisor_process as supervisor_process
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 GONE_CODE = -9
 """The exit code of a child whose supervisor was killed."""
@@ -199,7 +199,7 @@ class ProcessSupervisor:
         pid = await kept.begun()
         if isinstance(pid, str):
             msg = f"{argv[0]} cannot be started in {cwd}: {pid}"
-            code = "not_started" if self.alive else "keeper_gone"
+            code = FailureCode.NOT_STARTED if self.alive else FailureCode.KEEPER_GONE
             raise WorkFailed(code, msg, retriable=not self.alive)
         return kept
 

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 T = TypeVar("T")
 TOLD = 100
@@ -25,7 +25,7 @@ def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:
 def _told(coroutine: Coroutine[Any, Any, T]) -> T:
     msg = "it waits, and was taken for an environment that does not: are all of its methods, open, "
     msg += "step and close, `async def` or none of them?"
-    error = WorkFailed("bad_config", msg, retriable=False)
+    error = WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
     for _ in range(TOLD):
         try:
             coroutine.throw(error)

@@ -23,7 +23,7 @@ from rollcall.sandbox.environment import make_plain
 from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.token_scores import PerToken, packed_scores
 from rollcall.sandbox.user_code import complaint, convert_errors, load
-from rollcall.schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed, Refused, RollcallError, WorkFailed
 from rollcall.schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
 from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
@@ -182,7 +182,7 @@ def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> ScorerResult:
     if spec.function is None and _waits(spec.name):
         return ScorerResult(Reward(spec.name, None, OPEN, spec.weight))
     try:
-        with convert_errors("raised", "it raised"):
+        with convert_errors(FailureCode.RAISED, "it raised"):
             found = read_result((spec.function or _scorer(spec.name))(trajectory))
         return result_of(spec, trajectory, found)
     except ProgramFailed:
@@ -208,7 +208,7 @@ def result_of(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> Scor
     if not math.isfinite(found.value):
         return ScorerResult(Reward(spec.name, None, f"it gave {found.value}", spec.weight))
     try:
-        with convert_errors("raised", "its token scores raised"):
+        with convert_errors(FailureCode.RAISED, "its token scores raised"):
             tokens = packed_scores(spec.name, found.tokens, trajectory) if found.tokens else ()
     except WorkFailed as error:
         return ScorerResult(
@@ -232,7 +232,7 @@ def _waits(name: str) -> bool:
 
 @cache
 def _takes_host(name: str) -> bool:
-    with convert_errors("bad_config", f"scorer {name!r} hides its parameters"):
+    with convert_errors(FailureCode.BAD_CONFIG, f"scorer {name!r} hides its parameters"):
         return "host" in inspect.signature(_scorer(name)).parameters
 
 

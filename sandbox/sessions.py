@@ -26,7 +26,7 @@ import orjson
 from rollcall.sandbox.environment import AnyEnvironment, Observation, make_plain
 from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas.answer_cache import AnswerCache
-from rollcall.schemas.errors import RollcallError, WorkFailed
+from rollcall.schemas.errors import FailureCode, RollcallError, WorkFailed
 from rollcall.schemas.ids import RolloutKey, rollout_of
 from rollcall.schemas.message_code import maker
 from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
@@ -151,7 +151,7 @@ class Sessions:
             case "step":
                 return await self._step(step)
         msg = f"{place_of(step)} is asked for {step.kind!r}; known are reset, step and close"
-        raise WorkFailed(code="unknown_kind", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.UNKNOWN_KIND, message=msg, retriable=False)
 
     async def _replace(self, step: EnvironmentStep, rollout: _RolloutSessions) -> None:
         """Close an older attempt's sessions; raise `stale_attempt` if the step's is older."""
@@ -176,7 +176,7 @@ class Sessions:
             msg = (
                 f"{place_of(step)} was opened by this reset and is {session.applied} steps further"
             )
-            raise WorkFailed(code="stale_reset", message=msg, retriable=False)
+            raise WorkFailed(code=FailureCode.STALE_RESET, message=msg, retriable=False)
         return opened
 
     async def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
@@ -279,7 +279,7 @@ async def _open(
     step: EnvironmentStep, environment: AnyEnvironment
 ) -> tuple[_OpenEnvironment, EnvironmentStepped]:
     with convert_errors(
-        "raised", lambda: f"{place_of(step)} cannot be opened with seed {step.seed}"
+        FailureCode.RAISED, lambda: f"{place_of(step)} cannot be opened with seed {step.seed}"
     ):
         shown = environment.open(step.seed)
         seen = await shown if isawaitable(shown) else shown
@@ -293,7 +293,7 @@ async def _open(
 
 def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:
     with convert_errors(
-        "raised", lambda: f"{place_of(step)} does not say whether it is replayable"
+        FailureCode.RAISED, lambda: f"{place_of(step)} does not say whether it is replayable"
     ):
         return bool(environment.replayable)
 
@@ -302,13 +302,13 @@ def _history(step: EnvironmentStep, replayable: bool) -> tuple[str, ...]:
     """Return the actions to replay. Raises WorkFailed if the session cannot be rebuilt."""
     if not replayable:
         msg = f"{place_of(step)} is not held here, and {step.environment!r} is not replayable"
-        raise WorkFailed(code="session_lost", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.SESSION_LOST, message=msg, retriable=False)
     if step.history is None:
         msg = f"{place_of(step)} is not held here; send the step with its history"
-        raise WorkFailed(code="history_needed", message=msg, retriable=True)
+        raise WorkFailed(code=FailureCode.HISTORY_NEEDED, message=msg, retriable=True)
     if len(step.history) != step.index:
         msg = f"{place_of(step)}: step {step.index} comes with {len(step.history)} earlier actions"
-        raise WorkFailed(code="bad_history", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.BAD_HISTORY, message=msg, retriable=False)
     return step.history
 
 
@@ -318,8 +318,10 @@ async def _advance(
     """Apply one action to a session that is ready for it."""
     if session.over:
         msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"
-        raise WorkFailed(code="episode_over", message=msg, retriable=False)
-    with convert_errors("raised", lambda: f"{place_of(step)} failed at step {session.applied}"):
+        raise WorkFailed(code=FailureCode.EPISODE_OVER, message=msg, retriable=False)
+    with convert_errors(
+        FailureCode.RAISED, lambda: f"{place_of(step)} failed at step {session.applied}"
+    ):
         seen = session.environment.step(action)
         if not isinstance(seen, Observation) and isawaitable(seen):
             seen = await seen
@@ -369,7 +371,7 @@ _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 async def _shut(environment: AnyEnvironment) -> None:
     """Close an environment, and ignore its errors."""
-    with suppress(RollcallError), convert_errors("raised", "closing"):
+    with suppress(RollcallError), convert_errors(FailureCode.RAISED, "closing"):
         closing = environment.close()
         if closing is not None and isawaitable(closing):
             await closing
@@ -378,7 +380,7 @@ async def _shut(environment: AnyEnvironment) -> None:
 def stale(place: str, running: int) -> WorkFailed:
     """Return the error for a step of an older attempt than the running one."""
     msg = f"{place} is of an older attempt; {running} is running"
-    return WorkFailed(code="stale_attempt", message=msg, retriable=False)
+    return WorkFailed(code=FailureCode.STALE_ATTEMPT, message=msg, retriable=False)
 
 
 class SessionPlace(str):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rollcall.schemas.errors import ObjectLost
+from rollcall.schemas.errors import FailureCode, ObjectLost
 from rollcall.schemas.messages import (
     Claim,
     EnvironmentStep,
@@ -145,7 +145,9 @@ def without_object(light: Any) -> Any:
         return None
     claim = started.request.claim
     reason = f"its request lies in object {claim.sha256 if claim else '?'}, which is lost"
-    body = RolloutRefused("object_lost", reason, started.from_offset, started.request_offset)
+    body = RolloutRefused(
+        FailureCode.OBJECT_LOST, reason, started.from_offset, started.request_offset
+    )
     return replace(light, body=replace(body, request=replace(started.request, claim=None)))
 
 

@@ -20,8 +20,112 @@ RollcallError
         CanaryMismatch, EngineDied, RunSuperseded
 """
 
+from enum import StrEnum
+
 from rollcall.schemas.redaction import redact
 from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
+
+
+class FailureCode(StrEnum):
+    """The codes with which Rollcall itself fails a command or ends a rollout.
+
+    Fields of records stay plain texts: programs, environments, scorers and engines of users may
+    give codes of their own. A member equals its text, and is written and shown as that text.
+    """
+
+    # Refusals of requests; the rest of them are told by one of the codes below.
+    REFUSED = "refused"
+    REPEATED = "repeated"
+    SKIPPED = "skipped"
+    UNREADABLE = "unreadable"
+
+    # Ends of rollouts.
+    AGENT_DEADLINE = "agent_deadline"
+    AGENT_EXIT = "agent_exit"
+    BROKEN = "broken"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    DETERMINISM = "determinism"
+    FORK_DIVERGED = "fork_diverged"
+    POSITION_LIMIT = "position_limit"
+    RAISED = "raised"
+    RESULT_TOO_LARGE = "result_too_large"
+    RUBBISH = "rubbish"
+    STUCK = "stuck"
+    TOKEN_LIMIT = "token_limit"
+    TURN_LIMIT = "turn_limit"
+    UNKNOWN_PROGRAM = "unknown_program"
+
+    # Commands that are not sent, or not carried out.
+    EXPIRED = "expired"
+    KILLED_WORKER = "killed_worker"
+    NO_TOPIC = "no_topic"
+    OBJECT_LOST = "object_lost"
+    OUT_OF_BOUNDS = "out_of_bounds"
+    TOO_LARGE = "too_large"
+    UNKNOWN_POLICY = "unknown_policy"
+    UNWRITABLE = "unwritable"
+
+    # Model servers and the engines in them.
+    BAD_ANSWER = "bad_answer"
+    BAD_LOGPROBS = "bad_logprobs"
+    BAD_PREFIX = "bad_prefix"
+    BAD_REQUEST = "bad_request"
+    BAD_SAMPLING = "bad_sampling"
+    BAD_TOKEN_IDS = "bad_token_ids"
+    BUSY = "busy"
+    CANARY = "canary"
+    MOVED = "moved"
+    NO_QUOTA = "no_quota"
+    NOT_FINITE = "not_finite"
+    NOT_RECORDED = "not_recorded"
+    NOT_RENDERABLE = "not_renderable"
+    PREFIX_NEEDED = "prefix_needed"
+    SCRIPT_FAILED = "script_failed"
+    SERVER_AWAY = "server_away"
+    TOO_LONG = "too_long"
+    UNAUTHORISED = "unauthorised"
+    UNKNOWN_MODEL = "unknown_model"
+    VERSION_AWAITED = "version_awaited"
+    VERSION_GONE = "version_gone"
+    VERSION_UNREACHABLE = "version_unreachable"
+    VOCABULARY = "vocabulary"
+    WEIGHTS = "weights"
+
+    # Environments, their sessions and the agents of others in them.
+    AGENT_MISSING = "agent_missing"
+    AGENT_START = "agent_start"
+    BAD_ARTEFACT = "bad_artefact"
+    BAD_CONFIG = "bad_config"
+    BAD_HISTORY = "bad_history"
+    CLOSED = "closed"
+    ENVIRONMENT_AWAY = "environment_away"
+    EPISODE_OVER = "episode_over"
+    HISTORY_NEEDED = "history_needed"
+    NO_ROOM = "no_room"
+    OBJECTS_AWAY = "objects_away"
+    SESSION_LOST = "session_lost"
+    STALE_ATTEMPT = "stale_attempt"
+    STALE_RESET = "stale_reset"
+    UNKNOWN_ENVIRONMENT = "unknown_environment"
+    UNKNOWN_KIND = "unknown_kind"
+
+    # Boxes.
+    BAD_ARCHIVE = "bad_archive"
+    BOX_DIED = "box_died"
+    BOX_SPOILT = "box_spoilt"
+    BOX_UNAVAILABLE = "box_unavailable"
+    IMAGE = "image"
+    KEEPER_GONE = "keeper_gone"
+    NOT_STARTED = "not_started"
+
+    # Scorers.
+    BAD_IMAGE = "bad_image"
+    BAD_TASK = "bad_task"
+    USES_ALARM = "uses_alarm"
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 class RollcallError(Exception):
@@ -113,7 +217,7 @@ class TooLarge(WorkFailed):
     def __init__(self, topic: str, size_bytes: int, limit_bytes: int | None = None) -> None:
         limit = "its topic has now" if limit_bytes is None else f"of {limit_bytes:,}"
         super().__init__(
-            "too_large",
+            FailureCode.TOO_LARGE,
             f"a record of {size_bytes:,} bytes for {topic} is above the limit {limit}; "
             "shorten the rollout or its observations",
             retriable=False,
@@ -125,7 +229,7 @@ class NoTopic(WorkFailed):
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(
-            "no_topic",
+            FailureCode.NO_TOPIC,
             f"{topic} cannot be written to: {reason}; compare it with `rollcall topics plan`",
             retriable=False,
         )

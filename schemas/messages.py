@@ -233,8 +233,6 @@ NO_POSITION = -1
 """Of an entry that answers no command."""
 UNFINISHED = "unfinished: a batch is complete, the next round goes on with it"
 """Why a trainer cancels a rollout that it goes on with."""
-REPEATED = "repeated"
-"""Code of a request for a rollout that was asked for before."""
 
 
 @dataclass(frozen=True, slots=True)

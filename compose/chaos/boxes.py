@@ -23,10 +23,11 @@ from rollcall.compose.chaos.victims import BriefVictim
 from rollcall.compose.chaos.workload import SHELL, shown_by_shell
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.log.reading import read_all
-from rollcall.sandbox.boxes.box import BOX_DIED, driver
+from rollcall.sandbox.boxes.box import driver
 from rollcall.sandbox.boxes.bubblewrap import MARK
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.process_tree import children
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
 
 GROUP = "environments"
@@ -183,7 +184,7 @@ class BoxTally:
         place = rollout_id, event.attempt, event.position
         self._tries[place] = max(event.tries, self._tries.get(place, 0))
         self._attempts[rollout_id] = max(event.attempt, self._attempts.get(rollout_id, 0))
-        if isinstance(body, CallFailed) and body.code == BOX_DIED:
+        if isinstance(body, CallFailed) and body.code == FailureCode.BOX_DIED:
             self._died.add((place, event.tries))
 
     def trajectory(self, trajectory: Trajectory) -> None:
@@ -191,7 +192,7 @@ class BoxTally:
         rollout_id = trajectory.rollout_id
         if rollout_id not in self.rollouts:
             return
-        if trajectory.status == "failed" and trajectory.code == BOX_DIED:
+        if trajectory.status == "failed" and trajectory.code == FailureCode.BOX_DIED:
             self.given_up.add(rollout_id)
         commands: list[str] = []
         for step in trajectory.steps or ():

@@ -15,6 +15,7 @@ from pathlib import Path
 from rollcall.compose.chaos.workload import AGENT_OF_OTHERS
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import (
     CallFailed,
     Event,
@@ -68,7 +69,7 @@ class HostedTally:
             return
         if isinstance(body, ModelAnswered):
             self._answered.add((attempt, event.position))
-        elif isinstance(body, CallFailed) and body.code == "history_needed":
+        elif isinstance(body, CallFailed) and body.code == FailureCode.HISTORY_NEEDED:
             self.moved.add((attempt, event.position, event.tries))
         elif isinstance(body, CallFailed) and DIVERGED in body.message:
             self.differences.setdefault(attempt, body.message)

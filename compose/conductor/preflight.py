@@ -22,7 +22,7 @@ from rollcall.consumers.log.protocols import Reader
 from rollcall.producers.submit import Submitter
 from rollcall.sandbox import scorers, user_code
 from rollcall.schemas.codec import Codec, LocalRegistry
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.messages import RolloutRequest, Trajectory
 from rollcall.schemas.objects import ObjectStore
 from rollcall.schemas.topics import Topics, wanted
@@ -65,7 +65,9 @@ def _check_scorer(name: str) -> None:
         return  # its directory was checked, and the worker loads its weights
     try:
         function = user_code.load("scorer", name, scorers.SHIPPED)
-        with user_code.convert_errors("bad_config", f"scorer {name!r} hides its parameters"):
+        with user_code.convert_errors(
+            FailureCode.BAD_CONFIG, f"scorer {name!r} hides its parameters"
+        ):
             signature = inspect.signature(function)
     except WorkFailed as error:
         raise Refused(str(error)) from error

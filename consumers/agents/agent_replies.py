@@ -3,16 +3,22 @@
 Pure: the program `hosted` makes the same replies each time it is folded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rollcall.consumers.agents.effects import ModelAnswer, WishFailed
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.packed import ids_of, logprobs_of
 
-STATUSES = {
-    "too_long": 400, "not_renderable": 400, "bad_sampling": 400, "out_of_bounds": 400,
-    "unwritable": 400, "too_large": 400, "unknown_policy": 404,
-}  # fmt: skip
+STATUSES: Mapping[str, int] = {
+    FailureCode.TOO_LONG: 400,
+    FailureCode.NOT_RENDERABLE: 400,
+    FailureCode.BAD_SAMPLING: 400,
+    FailureCode.OUT_OF_BOUNDS: 400,
+    FailureCode.UNWRITABLE: 400,
+    FailureCode.TOO_LARGE: 400,
+    FailureCode.UNKNOWN_POLICY: 404,
+}
 """HTTP statuses of failures that no retry can mend; other failures are final too, but
 not the agent's mistake."""
 FINAL = 503

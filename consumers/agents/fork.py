@@ -37,7 +37,7 @@ from rollcall.consumers.agents.effects import (
     Task,
     WishFailed,
 )
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.messages import Message, RolloutRequest, Sampling
 
 if TYPE_CHECKING:
@@ -404,13 +404,13 @@ class Replay:
         task, how = self.task, wish.sampling or self.task.sampling
         if self.calls > task.max_turns:
             msg = f"the program asked for more than {task.max_turns} model calls"
-            raise ProgramFailed("turn_limit", msg)
+            raise ProgramFailed(FailureCode.TURN_LIMIT, msg)
         if not task.max_tokens or not how.max_tokens:
             return wish
         left = task.max_tokens - self.sampled
         if left <= 0:
             msg = f"the attempt has sampled all its {task.max_tokens} tokens"
-            raise ProgramFailed("token_limit", msg)
+            raise ProgramFailed(FailureCode.TOKEN_LIMIT, msg)
         return replace(wish, sampling=replace(how, max_tokens=min(left, how.max_tokens)))
 
     def recalled(self) -> list[Recalled]:
@@ -472,4 +472,4 @@ def _told(outcome: object) -> str:
 
 def _diverged(position: int, what: str) -> ProgramFailed:
     msg = f"the past cannot be lived again: at position {position} of its parent {what}"
-    return ProgramFailed("fork_diverged", msg)
+    return ProgramFailed(FailureCode.FORK_DIVERGED, msg)

@@ -42,7 +42,7 @@ from rollcall.schemas.agent_requests import (
     StepReply,
     requests_of,
 )
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.known_requests import KnownRequests
 from rollcall.schemas.messages import Sampling
 
@@ -148,7 +148,7 @@ class HostedRollout:
     def _finish(self, request: AgentRequest) -> None:
         if len(request.text) > RESULT_CHARS:
             msg = f"a result may have {RESULT_CHARS:,} characters, found {len(request.text):,}"
-            self.replies.append(ErrorReply(request.d, 400, "result_too_large", msg))
+            self.replies.append(ErrorReply(request.d, 400, FailureCode.RESULT_TOO_LARGE, msg))
             return
         self.result = request.text
         self.replies.append(StepReply(request.d, ""))
@@ -176,15 +176,17 @@ class HostedRollout:
         """Return the code of the limit that this request would exceed; empty for none."""
         task = self.task
         if self.turns + request.n > task.max_turns:
-            return "turn_limit"
+            return FailureCode.TURN_LIMIT
         if task.max_tokens and self.sampled >= task.max_tokens:
-            return "token_limit"
+            return FailureCode.TOKEN_LIMIT
         wishes = self.wished + len(self.wishes) + len(self.actions) + request.n + RESERVE
-        return "position_limit" if task.max_wishes and wishes > task.max_wishes else ""
+        over = task.max_wishes and wishes > task.max_wishes
+        return FailureCode.POSITION_LIMIT if over else ""
 
     def _act(self, request: AgentRequest) -> None:
         if self.main_over:
-            self._refuse(request, "episode_over" if self.task.environment else "no_environment")
+            over = FailureCode.EPISODE_OVER if self.task.environment else "no_environment"
+            self._refuse(request, over)
             return
         if code := self._spent(replace(request, n=1)) if self.turns < self.task.max_turns else "":
             self._refuse(request, code)
@@ -283,7 +285,7 @@ class HostedRollout:
             self._check_told()
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
             msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
-            raise ProgramFailed("agent_exit", msg)
+            raise ProgramFailed(FailureCode.AGENT_EXIT, msg)
 
     def _check_told(self) -> None:
         """Raise ProgramFailed if a fault stopped the agent, unless its environment has ended."""
@@ -294,5 +296,5 @@ class HostedRollout:
 
 def _lost(failed: WishFailed) -> ProgramFailed:
     """Return the failure of a rollout whose process cannot be reached any more."""
-    code = "agent_deadline" if failed.code == "deadline" else failed.code
+    code = FailureCode.AGENT_DEADLINE if failed.code == FailureCode.DEADLINE else failed.code
     return ProgramFailed(code, failed.message)

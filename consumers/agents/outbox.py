@@ -19,6 +19,7 @@ from rollcall.producers.publisher import Cause, Publisher
 from rollcall.schemas.bounds import check_sampling
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import (
+    FailureCode,
     NoTopic,
     Refused,
     TooLarge,
@@ -148,7 +149,7 @@ class Outbox:
         if not isinstance(body, START):
             self._write_bare_end(event, error, partition, cause)
             return
-        why = "too_large", str(error)
+        why: tuple[str, str] = FailureCode.TOO_LARGE, str(error)
         if isinstance(body, RolloutRefused):
             why = body.code, body.reason
         place = body.from_offset, body.request_offset
@@ -162,7 +163,8 @@ class Outbox:
         if not isinstance(output, Event) and output.kind in COURTESY:
             return
         begins = isinstance(output, Event) and isinstance(output.body, AttemptStarted)
-        body = RolloutFinished("failed", "broken", describe_exception(error, REASON_CHARS))
+        reason = describe_exception(error, REASON_CHARS)
+        body = RolloutFinished("failed", FailureCode.BROKEN, reason)
         end = Event.decision(output.rollout_id, output.attempt - begins, self.name, body)
         self.write(end, partition, cause)
 
@@ -206,14 +208,14 @@ class Outbox:
             )
         except TopicsDiffer:
             msg = f"no topic {topic:.300}: unknown policy"
-            self._fail(command, CallFailed("unknown_policy", msg, False), cause)
+            self._fail(command, CallFailed(FailureCode.UNKNOWN_POLICY, msg, False), cause)
         except TooLarge as error:
             self._fail(command, CallFailed(error.code, str(error), False), cause)
         except Refused as error:
-            self._fail(command, CallFailed("out_of_bounds", str(error), False), cause)
+            self._fail(command, CallFailed(FailureCode.OUT_OF_BOUNDS, str(error), False), cause)
         except WireError as error:
             reason = clean_text(str(error), REASON_CHARS)
-            self._fail(command, CallFailed("unwritable", reason, False), cause)
+            self._fail(command, CallFailed(FailureCode.UNWRITABLE, reason, False), cause)
         except Unavailable as error:
             self._send_later(command, command.answer_partition, cause, error)
 
@@ -228,7 +230,7 @@ class Outbox:
     def _turned_away(self, command: Command, cause: Cause | None, error: WorkFailed) -> None:
         """Answer a command that the broker refused after it was sent."""
         unknown = isinstance(error, NoTopic) and isinstance(command, ModelCall)
-        code = "unknown_policy" if unknown else error.code
+        code = FailureCode.UNKNOWN_POLICY if unknown else error.code
         self._fail(command, CallFailed(code, str(error), False), cause)
 
     def _fail(self, command: Command, body: CallFailed, cause: Cause | None) -> None:
@@ -243,7 +245,7 @@ class Outbox:
         except PROCESS:
             raise
         except Exception as error:
-            code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+            code = FailureCode.TOO_LARGE if isinstance(error, TooLarge) else FailureCode.UNWRITABLE
             reason = clean_text(str(error), REASON_CHARS)
             explained = replace(trajectory, code=code, reason=reason)
             write_reduced_form(explained, lambda bare: self._send_trajectory(bare, cause), error)

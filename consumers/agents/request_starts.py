@@ -16,9 +16,8 @@ from rollcall.consumers.log.protocols import Held, Log, Record
 from rollcall.consumers.loop.dead_letter_records import resent_from
 from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.schemas.bounds import check_names, fitting
-from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, WireError
+from rollcall.schemas.errors import FailureCode, KilledWorkers, Refused, Skipped, WireError
 from rollcall.schemas.messages import (
-    REPEATED,
     RULES,
     Event,
     RolloutRefused,
@@ -30,7 +29,7 @@ from rollcall.schemas.untrusted_text import clean_text
 
 READ_AT_ONCE = 8
 """The number of windows of requests that are read back at a time; each has a client of its own."""
-UNREAD = {KilledWorkers: "killed_worker", Skipped: "skipped"}
+UNREAD = {KilledWorkers: FailureCode.KILLED_WORKER, Skipped: FailureCode.SKIPPED}
 """Codes of requests that are refused undecoded, by error; other errors mean unreadable."""
 
 log = structlog.get_logger()
@@ -99,14 +98,14 @@ class RequestStarts:
         try:
             digest = self.checks.check(request)
         except Refused as error:
-            self._refuse(record, span, request.rollout_id, "refused", str(error), request)
+            self._refuse(record, span, request.rollout_id, FailureCode.REFUSED, str(error), request)
             return
         asked_ms, names = max(0, record.timestamp_ms), self._names(record)
         body = RolloutStarted(request, span, record.offset, digest, asked_ms, RULES, *names)
         start = Event.decision(request.rollout_id, 1, self.outbox.name, body)
         if not self.outbox.write(start, record.partition, record):
             reason = "the request is too large for the journal"
-            self._refuse(record, span, request.rollout_id, "too_large", reason, None)
+            self._refuse(record, span, request.rollout_id, FailureCode.TOO_LARGE, reason, None)
         elif record.partition in self.journals:
             self.journals[record.partition].starting.add(record.offset)
 
@@ -115,7 +114,7 @@ class RequestStarts:
         rollout_id = (record.key or b"").decode("utf-8", "replace")
         if record.key:
             self._asked[record.partition].note(record.key, record)
-        span, code = self._span(record), UNREAD.get(type(error), "unreadable")
+        span, code = self._span(record), UNREAD.get(type(error), FailureCode.UNREADABLE)
         if not self._counted(record):
             self._refuse(record, span, rollout_id, code, str(error), None)
 
@@ -170,7 +169,7 @@ class RequestStarts:
             f"asked for before, at {first.partition}@{first.offset} of {record.topic}; "
             "to run it again, ask under a new id: `rollcall submit --again`"
         )
-        self._refuse(record, span, rollout_id, REPEATED, reason, None, attempt=0)
+        self._refuse(record, span, rollout_id, FailureCode.REPEATED, reason, None, attempt=0)
 
     def _refuse(
         self,

@@ -14,7 +14,7 @@ from rollcall.consumers.agents.effects import (
     system,
     user,
 )
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 
 NO = "no"
 
@@ -49,7 +49,7 @@ def _decoys(task: Task) -> list[str]:
     if isinstance(decoys, list) and all(isinstance(each, str) for each in decoys):
         return decoys
     msg = f"decoys is {decoys!r:.80}; give a list of answers"
-    raise ProgramFailed("bad_config", msg)
+    raise ProgramFailed(FailureCode.BAD_CONFIG, msg)
 
 
 def _shown(task: Task, first: str, decoys: list[str]) -> str:
@@ -64,5 +64,5 @@ def _verifier(task: Task) -> str:
     named = policies.get("verifier") if isinstance(policies, dict) else None
     if not isinstance(named, str):
         msg = "solver_verifier needs two policies; a recipe names them [policies.solver] and "
-        raise ProgramFailed("bad_config", msg + "[policies.verifier]")
+        raise ProgramFailed(FailureCode.BAD_CONFIG, msg + "[policies.verifier]")
     return named

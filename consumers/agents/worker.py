@@ -39,7 +39,13 @@ from rollcall.consumers.loop.quota_table import UNLIMITED
 from rollcall.consumers.loop.role import log_invalid_metadata
 from rollcall.consumers.loop.time_guard import PoisonGuard, TimeGuard
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
+from rollcall.schemas.errors import (
+    FailureCode,
+    KilledWorkers,
+    ObjectLost,
+    TopicRecreated,
+    WireError,
+)
 from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
@@ -302,7 +308,7 @@ class AgentsRole:
     def _fail_lost(self, event: Event, record: Record, error: ObjectLost) -> None:
         """Have a command retried whose answer is lost: its light record identifies it."""
         if isinstance(event.body, ModelAnswered | EnvironmentStepped):
-            failed = CallFailed("object_lost", str(error), True)
+            failed = CallFailed(FailureCode.OBJECT_LOST, str(error), True)
             again = replace(event, written_by=self.name, body=failed)
             self.hands.outbox.write(again, record.partition, record)
 

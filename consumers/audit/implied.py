@@ -9,11 +9,16 @@ import numpy as np
 
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.audit.columns import Words, find, firsts, sort_together, to_words
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import prefix_digest
 from rollcall.schemas.messages import CallFailed, Event, ModelCall
 
-DEADLINE = "deadline"
-NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
+NEVER_SENT = {
+    FailureCode.TOO_LARGE,
+    FailureCode.UNKNOWN_POLICY,
+    FailureCode.OUT_OF_BOUNDS,
+    FailureCode.UNWRITABLE,
+}
 """Codes under which an owner answers a command that cannot be sent."""
 COURTESY = {"abort", "close"}
 CONTENT = 0xFFFFFFFF
@@ -117,7 +122,7 @@ class ImpliedCommands:
     def failure(self, implied: dict[bytes, int], event: Event, body: CallFailed) -> None:
         """Note a failure of a command of an open rollout."""
         state = implied[event.command_id]
-        if body.code != DEADLINE:
+        if body.code != FailureCode.DEADLINE:
             implied[event.command_id] = max(state, FAILED)
         elif state <= LATE:
             implied[event.command_id] = LATE
@@ -143,7 +148,7 @@ class ImpliedCommands:
         if done:
             self._late_ids.append(word)
             self._late_places.append(place)
-        if isinstance(event.body, CallFailed) and event.body.code == DEADLINE:
+        if isinstance(event.body, CallFailed) and event.body.code == FailureCode.DEADLINE:
             if word in self.unanswered:
                 self._note_deadline(event)
         else:

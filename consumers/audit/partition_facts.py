@@ -14,11 +14,12 @@ from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
 from rollcall.consumers.audit.columns import pack_place, word_of
 from rollcall.consumers.audit.ends import OPTIONAL
-from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
+from rollcall.consumers.audit.implied import IMPLIED, NEVER_SENT, GivenUp, word_of_id
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.audit.rollout_facts import REFUSED, RolloutFacts
 from rollcall.consumers.audit.window import AuditWindow
 from rollcall.consumers.history.reading.counting import JOINED, STARTS, Counting, CountingRule
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import (
     AttemptStarted,
@@ -159,7 +160,7 @@ class PartitionFacts:
         """Note failures of commands that may rightly never have been sent."""
         if body.code in NEVER_SENT:
             self.facts.implied.excused.add(word_of_id(event.command_id))
-        elif body.code == DEADLINE:
+        elif body.code == FailureCode.DEADLINE:
             self.given_up.note(event)
 
     def _differ(self, life: OpenRollout, event: Event, offset: int, *, counted: bool) -> None:
@@ -276,7 +277,7 @@ class PartitionFacts:
 
     def _finished(self, life: OpenRollout, body: RolloutFinished, rollout: Rollout | None) -> None:
         """Report a pending disagreement of an ended program, and excuse its unsent commands."""
-        if life.dispute is not None and body.code != "determinism":
+        if life.dispute is not None and body.code != FailureCode.DETERMINISM:
             self.facts.report.add(life.dispute)
         if life.run_again and rollout is not None:
             self._excuse(rollout)

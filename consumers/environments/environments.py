@@ -16,7 +16,6 @@ from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
 from rollcall.consumers.loop.time_guard import TimeGuard
-from rollcall.sandbox.boxes.box import BOX_DIED
 from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.environment import (
     AnyEnvironment,
@@ -27,7 +26,7 @@ from rollcall.sandbox.environment import (
 )
 from rollcall.sandbox.host import Host
 from rollcall.schemas.answer_cache import AnswerCache
-from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError
+from rollcall.schemas.errors import FailureCode, KilledWorkers, NoSuchPartition, WireError
 from rollcall.schemas.ids import command_key, rollout_of
 from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
@@ -113,7 +112,9 @@ class EnvironmentsRole(WorkRole):
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind != "close":
-            self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
+            self.answers.give(
+                message, CallFailed(FailureCode.KILLED_WORKER, str(error), False), record
+            )
             return True
         return super().fatal(record, message, error)
 
@@ -125,8 +126,8 @@ class EnvironmentsRole(WorkRole):
         if isinstance(body, EnvironmentStepped):
             session = *rollout_of(step), step.attempt, step.session
             self.kept.keep(command_key(step), body, session)
-        elif body.code == BOX_DIED:
-            self.counts[BOX_DIED] += 1
+        elif body.code == FailureCode.BOX_DIED:
+            self.counts["box_died"] += 1
         self.answers.give(step, body, record)
         self.counts["answered"] += 1
 

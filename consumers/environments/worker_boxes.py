@@ -14,7 +14,7 @@ from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.pool import BoxPool, Mode
 from rollcall.sandbox.boxes.reaper import Reaper
-from rollcall.schemas.errors import RollcallError, WorkFailed
+from rollcall.schemas.errors import FailureCode, RollcallError, WorkFailed
 
 REAP_S = 60.0
 """Time limit for one check of all boxes of a host."""
@@ -95,7 +95,7 @@ class WorkerBoxes:
             real = Path(source).resolve()
             if state.is_relative_to(real) or (place == source and real.is_relative_to(state)):
                 msg = f"{place} is not shown to a box: it holds state of this worker, or lies in it"
-                raise WorkFailed("bad_config", msg, retriable=False)
+                raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
 
     async def give_back(self, box: Box, reason: str) -> None:
         """Remove a lent box. May be called twice."""
@@ -113,7 +113,7 @@ class WorkerBoxes:
         box = self._of_task.pop(whose, None)
         if box is None:
             msg = "the box of its task is gone, or another process of the agent was in it"
-            raise WorkFailed("session_lost", msg, retriable=False)
+            raise WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
         return box
 
     def driver_of(self, name: str | None, spec: Spec) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.sessions import SessionPlace
 from rollcall.schemas.claims import Objects
-from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.errors import FailureCode, Unavailable, WorkFailed
 
 if TYPE_CHECKING:
     from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
@@ -88,7 +88,7 @@ class SessionHost:
         """The boxes of the session. Raises WorkFailed(`box_unavailable`) if its worker has none."""
         if self.hosts.boxes is None:
             msg = f"{self.place} wants a box, and its worker has no pool of them"
-            raise WorkFailed("box_unavailable", msg, retriable=True)
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True)
         whose = self.place if isinstance(self.place, SessionPlace) else SessionPlace("")
         return self.hosts.boxes.of(whose.rollout_id, whose.attempt, whose.journal)
 

@@ -15,6 +15,7 @@ from rollcall.consumers.loop.clock import Clock, LogClock, steady_wall
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import (
+    FailureCode,
     NoSuchPartition,
     ObjectLost,
     TooLarge,
@@ -109,7 +110,7 @@ class AnswerWriter:
         except TooLarge as error:
             self._fail(command, cause, error)
         except WireError as error:  # for example text of user code that is not Unicode
-            self._write(command, CallFailed("raised", str(error), False), cause)
+            self._write(command, CallFailed(FailureCode.RAISED, str(error), False), cause)
         cause.closed = True
 
     def lost(self, record: Record, error: WireError) -> None:
@@ -122,7 +123,7 @@ class AnswerWriter:
             return
         with suppress(NoSuchPartition):
             self.check(command)
-            self.give(command, CallFailed("object_lost", str(error), True), record)
+            self.give(command, CallFailed(FailureCode.OBJECT_LOST, str(error), True), record)
 
     def _write(self, command: Command, body: Answer, cause: Record) -> None:
         event = event_of(command, body, self.name)
@@ -163,7 +164,7 @@ def expired(command: Command, now_ms: int) -> CallFailed | None:
 def too_late(command: Command, now_ms: int) -> CallFailed:
     """Return the failure for a command that is too late to begin."""
     late_s = (now_ms - command.not_after_ms) / 1000
-    return CallFailed("expired", f"taken {late_s:.1f} s after its deadline", True)
+    return CallFailed(FailureCode.EXPIRED, f"taken {late_s:.1f} s after its deadline", True)
 
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import time
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 
 SIGNAL = signal.SIGUSR1
 MOST = 100_000
@@ -35,7 +35,7 @@ class PoisonGuard:
 
     def __enter__(self) -> None:
         if self.reason:
-            raise ProgramFailed("killed_worker", self.reason)
+            raise ProgramFailed(FailureCode.KILLED_WORKER, self.reason)
         self._enter()
 
     def __exit__(
@@ -84,7 +84,9 @@ class TimeGuard:
             raise self._stuck() from error
 
     def _stuck(self) -> ProgramFailed:
-        return ProgramFailed("stuck", f"{self.what} did not come back within {self.timeout_s:g} s")
+        return ProgramFailed(
+            FailureCode.STUCK, f"{self.what} did not come back within {self.timeout_s:g} s"
+        )
 
     def _overdue(self) -> bool:
         since = self._since

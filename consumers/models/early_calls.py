@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import LONG_PREFIX, prefix_digest
 from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall
 
@@ -56,7 +57,7 @@ class EarlyCalls:
             f"version {wanted_by(its_call)} of {its_call.policy_id!r} is not announced, and "
             f"{self.most} calls wait for versions to come already"
         )
-        return leaving, its_call, CallFailed("version_awaited", msg, True)
+        return leaving, its_call, CallFailed(FailureCode.VERSION_AWAITED, msg, True)
 
     def drain(self) -> Iterator[tuple[Record, ModelCall]]:
         """Remove and yield all of them, to be tried again."""
@@ -84,7 +85,7 @@ def too_far(call: ModelCall, newest: int) -> CallFailed | None:
         f"version {wanted} of {call.policy_id!r} is wanted, and the newest is {newest}: no call "
         f"waits for one that is more than {MOST_AHEAD} ahead"
     )
-    return CallFailed("version_unreachable", msg, False)
+    return CallFailed(FailureCode.VERSION_UNREACHABLE, msg, False)
 
 
 PREFIX_BYTES = 256 << 20
@@ -107,7 +108,7 @@ class HeldPrefixes:
         ids = self._held.get(call.prefix_digest)
         if ids is None or len(ids) != 4 * call.prefix_length:
             msg = f"a prefix of {call.prefix_length} tokens is not held here; send it whole"
-            return CallFailed("prefix_needed", msg, True)
+            return CallFailed(FailureCode.PREFIX_NEEDED, msg, True)
         return replace(call, prefix_ids=ids)
 
     def keep(self, call: ModelCall, body: ModelAnswered) -> None:

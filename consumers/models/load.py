@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.clock import Clock
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import command_key
 from rollcall.schemas.messages import CallFailed, ModelCall
 
-BUSY = "busy"
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.25, 8.0
 LEAST_S, LEAST_ANSWERS = 1.0, 4
 """Time and answers under load that are needed before a rate is known."""
@@ -96,7 +96,7 @@ class Load:
             f"{in_hand} calls are in hand, {rate:.3g} are answered in a second, so this one would "
             f"begin in {wait_s:.1f} s; it had {left_s:.1f} s left"
         )
-        return CallFailed(BUSY, msg, True)
+        return CallFailed(FailureCode.BUSY, msg, True)
 
     def hold(self, call: ModelCall, body: CallFailed, records: list[Record], now_ms: int) -> None:
         """Keep a refusal until it is due."""

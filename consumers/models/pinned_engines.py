@@ -17,6 +17,7 @@ from rollcall.consumers.loop.clock import Clock
 from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.inference.engine import Engine, EngineAnswer
 from rollcall.schemas.errors import (
+    FailureCode,
     Unavailable,
     WeightsDiffer,
     WeightsMissing,
@@ -195,7 +196,7 @@ class PinnedEngines:
             f"version {version.version} of {version.policy_id!r} has no room beside the newest: "
             f"{error}"
         )
-        return WorkFailed("version_gone", msg, retriable=False)
+        return WorkFailed(FailureCode.VERSION_GONE, msg, retriable=False)
 
     def _free(self, number: int) -> Engine | None:
         """Return an engine that can adopt this version (none goes back); None if all are used."""
@@ -227,4 +228,4 @@ class PinnedEngines:
         if self._failures[version.version] < TRIES:
             return None
         msg = f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
-        return WorkFailed("version_gone", msg, retriable=False)
+        return WorkFailed(FailureCode.VERSION_GONE, msg, retriable=False)

@@ -22,13 +22,19 @@ from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
 from rollcall.consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
 from rollcall.consumers.models.early_calls import EarlyCalls, HeldPrefixes, too_far
-from rollcall.consumers.models.load import BUSY, Load
+from rollcall.consumers.models.load import Load
 from rollcall.consumers.models.pinned_engines import PinnedEngines
 from rollcall.consumers.models.versions import Versions
 from rollcall.inference.engine import Engine
 from rollcall.producers.control import write_control
 from rollcall.schemas.answer_cache import AnswerCache
-from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
+from rollcall.schemas.errors import (
+    FailureCode,
+    KilledWorkers,
+    NoSuchPartition,
+    WireError,
+    WorkFailed,
+)
 from rollcall.schemas.ids import command_key, rollout_of
 from rollcall.schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
@@ -117,7 +123,9 @@ class ModelsRole(WorkRole):
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind == "sample":
-            self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
+            self.answers.give(
+                message, CallFailed(FailureCode.KILLED_WORKER, str(error), False), record
+            )
             return True
         return super().fatal(record, message, error)
 
@@ -126,7 +134,7 @@ class ModelsRole(WorkRole):
             return
         kept = self.kept.get(command_key(call))
         body = kept or self._refusal(call, now_ms)
-        if isinstance(body, CallFailed) and body.code == BUSY:
+        if isinstance(body, CallFailed) and body.code == FailureCode.BUSY:
             self._turn_away(call, body, [record])
         elif body is not None:
             self.counts["answered_again" if kept else "refused"] += 1
@@ -144,7 +152,7 @@ class ModelsRole(WorkRole):
             self._take_call(record, other, self.answers.now_ms())
 
     def _turn_away(self, call: ModelCall, body: CallFailed, records: list[Record]) -> None:
-        self.counts[BUSY] += 1
+        self.counts["busy"] += 1
         self.load.hold(call, body, records, self.answers.now_ms())
 
     def _begin(self, record: Record, call: ModelCall) -> None:
@@ -196,12 +204,12 @@ class ModelsRole(WorkRole):
             f"version {wanted} of {call.policy_id!r} is not announced any more; the newest is "
             f"{newest}, and records of those before it go in time"
         )
-        raise WorkFailed("version_gone", msg, retriable=False)
+        raise WorkFailed(FailureCode.VERSION_GONE, msg, retriable=False)
 
     def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
         if call.policy_id != self.engine.policy_id:
             msg = f"this server serves {self.engine.policy_id!r}, not {call.policy_id!r}"
-            return CallFailed("unknown_policy", msg, False)
+            return CallFailed(FailureCode.UNKNOWN_POLICY, msg, False)
         if call.command_id in self._in_hand:
             return expired(call, now_ms)
         return self.load.refusal(call, now_ms, len(self._in_hand)) or expired(call, now_ms)
@@ -294,7 +302,7 @@ class ModelsRole(WorkRole):
 
     def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
         _, records = self._in_hand.pop(call.command_id, (call, []))
-        if isinstance(body, CallFailed) and body.code == BUSY:
+        if isinstance(body, CallFailed) and body.code == FailureCode.BUSY:
             self._turn_away(call, body, records)
             self._take_beside(call)
             return

@@ -27,6 +27,7 @@ from rollcall.schemas.bounds import VERSIONS_END
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import (
     CanaryMismatch,
+    FailureCode,
     Unavailable,
     WeightsDiffer,
     WireError,
@@ -186,7 +187,7 @@ class Versions:
             # A damaged file is like a missing one: its trainer writes it again when it resumes.
             self._note_away(version, error)
         except (WorkFailed, WireError) as error:
-            if isinstance(error, WorkFailed) and error.code == "canary":
+            if isinstance(error, WorkFailed) and error.code == FailureCode.CANARY:
                 self._note_canary(version, error)
             else:
                 self._pass_for_good(version, error)

@@ -22,7 +22,14 @@ from rollcall.consumers.rewards.async_scorers import AsyncScorers
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.bounds import fitting
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
+from rollcall.schemas.errors import (
+    FailureCode,
+    ProgramFailed,
+    TooLarge,
+    Unavailable,
+    WireError,
+    WorkFailed,
+)
 from rollcall.schemas.headers import full_headers
 from rollcall.schemas.ids import scored_id
 from rollcall.schemas.messages import ScoredTrajectory, Trajectory
@@ -179,7 +186,7 @@ class RewardsRole(WorkRole):
         try:
             self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
-            code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+            code = FailureCode.TOO_LARGE if isinstance(error, TooLarge) else FailureCode.UNWRITABLE
             reason = clean_text(f"{code}: {error}", REASON_CHARS)
             unscored = replace(scored, total=None, reason=reason, token_scores=())
             write_reduced_form(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.schemas.claims import NO_STORE, Objects
-from rollcall.schemas.errors import ObjectLost, WorkFailed
+from rollcall.schemas.errors import FailureCode, ObjectLost, WorkFailed
 from rollcall.schemas.messages import Claim
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class ScoringHosts:
         """Return a box of the configured kind. Raises WorkFailed."""
         if not self.box:
             msg = "no kind of box is set for scorers: rewards.box names one, such as 'local'"
-            raise WorkFailed("bad_config", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
         if self._driver is None:
             self._driver = driver(self.box)
         if self.leases is None:

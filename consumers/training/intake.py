@@ -16,8 +16,9 @@ from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.consumers.training.announcement import Announcements
 from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import draw_of, scored_id
-from rollcall.schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import Consumption, Leader, counted
 from rollcall.trainer.curation.buffer import Buffer
@@ -129,7 +130,7 @@ class Intake:
         A rollout that was merely requested again has not ended.
         """
         trajectory = scored.trajectory
-        if trajectory.code == REPEATED:
+        if trajectory.code == FailureCode.REPEATED:
             return scored
         name = trajectory.rollout_id
         draw = self.accounts.drawn.with_member(name)

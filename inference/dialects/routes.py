@@ -11,11 +11,12 @@ from rollcall.inference.dialects.chat_completions import CHAT
 from rollcall.inference.dialects.dialect import Declined, Dialect, ParsedRequest, TooLong
 from rollcall.inference.dialects.responses import RESPONSES
 from rollcall.schemas.agent_requests import ErrorReply, ModelReply, Reply
+from rollcall.schemas.errors import FailureCode
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-TOO_LONG = frozenset({"too_long", "context_length_exceeded"})
+TOO_LONG = frozenset({FailureCode.TOO_LONG, "context_length_exceeded"})
 LENGTHS = re.compile(r"length is (\d+) tokens.* resulted in (\d+) tokens")
 """The pattern of an engine's error for a call that is too long."""
 

@@ -26,7 +26,7 @@ from rollcall.sandbox.agents.agent_sources import SourceFiles, content_digest, f
 from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
 from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
 from rollcall.sandbox.process_supervisor import ProcessSupervisor, SupervisedProcess, remove_tree
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"
 LAST_WORDS_CHARS = 2000
@@ -278,7 +278,7 @@ class _ForkServer:
             raise
         if isinstance(pid, str):
             msg = f"no process can be forked for it: {pid}"
-            raise WorkFailed("agent_start", msg, retriable=True)
+            raise WorkFailed(FailureCode.AGENT_START, msg, retriable=True)
         return AgentProcess(self._supervisor, kept, pid, directory)
 
     def retire(self) -> None:

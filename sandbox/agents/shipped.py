@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.names import hint, unknown_name
 
 ADAPTERS = Path(__file__).parent / "adapters"
@@ -144,4 +144,4 @@ def interpreter(home: Path, name: str, python: str = "", *, even_broken: bool = 
 
 def missing(message: str) -> WorkFailed:
     """Return the error for an agent that is not installed; it is not retriable."""
-    return WorkFailed("agent_missing", message, retriable=False)
+    return WorkFailed(FailureCode.AGENT_MISSING, message, retriable=False)

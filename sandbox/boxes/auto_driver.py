@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
 from rollcall.sandbox.boxes.image_store import is_built
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 
 class AutoDriver(Driver):
@@ -29,7 +29,7 @@ class AutoDriver(Driver):
         try:
             return await self.of(spec).open(spec, ident)
         except WorkFailed as error:
-            if error.code != "box_unavailable":
+            if error.code != FailureCode.BOX_UNAVAILABLE:
                 raise
             msg = f"{error}; `rollcall boxes --drivers` tells what this host has"
             raise WorkFailed(error.code, msg, retriable=error.retriable) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollcall.schemas import names
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
 DRIVERS: Mapping[str, str] = {
     "bubblewrap": "rollcall.sandbox.boxes.bubblewrap:BubblewrapDriver",
@@ -28,10 +28,6 @@ DRIVERS: Mapping[str, str] = {
 """Drivers by their short names; a module is imported when its driver is first used."""
 AUTO = "auto"
 """The name of the driver that picks one that isolates and has the image: `auto_driver`."""
-BOX_DIED = "box_died"
-"""The error code for work whose box died, where the agent did not cause it."""
-BOX_SPOILT = "box_spoilt"
-"""The error code for work whose box the agent has made unusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +286,7 @@ def drawn_ident(ident: str) -> str:
     """Return the given name, or draw a new one. Raises WorkFailed(`bad_config`)."""
     if ident and not IDENT.fullmatch(ident):
         msg = f"{ident[:100]!r} is no name of a box: 8 to 40 small letters and digits"
-        raise WorkFailed("bad_config", msg, retriable=False)
+        raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
     return ident or secrets.token_hex(8)
 
 
@@ -320,6 +316,6 @@ def driver(name: str) -> Driver:
     try:
         check_box(name)
     except Refused as error:
-        raise WorkFailed("bad_config", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_CONFIG, str(error), retriable=False) from error
     made: Driver = names.load("box", kinds[name])()
     return made

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollcall.sandbox.boxes import tar_streams
-from rollcall.sandbox.boxes.box import BOX_SPOILT, BoxProgram, CommandResult, Usage
+from rollcall.sandbox.boxes.box import BoxProgram, CommandResult, Usage
 from rollcall.sandbox.boxes.frame import CHUNK_BYTES, SIGNALLED, TIMED_OUT, HeadAndTail, answering
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 MOST_CHARS = 10_000
 TAR_S = 120.0
@@ -106,7 +106,7 @@ class BoxCommands(ABC):
                 return
             if time.monotonic() > give_up_at:
                 msg = f"what runs in the box cannot be ended within {KILL_S:g} s"
-                raise WorkFailed(BOX_SPOILT, msg, retriable=False)
+                raise WorkFailed(FailureCode.BOX_SPOILT, msg, retriable=False)
             await asyncio.sleep(KILL_AGAIN_S)
 
     async def put(self, tar: bytes, directory: str = ".") -> None:
@@ -150,7 +150,7 @@ class BoxCommands(ABC):
             tar = await asyncio.to_thread(tar_streams.of_directory, source)
         except (OSError, RecursionError) as error:
             msg = f"{source} cannot be copied into the box: {str(error)[:500]}"
-            raise WorkFailed("bad_config", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False) from error
         await self._put_own(tar, str(source))
 
     async def _put_own(self, tar: bytes, what: str) -> None:
@@ -158,10 +158,10 @@ class BoxCommands(ABC):
         try:
             await self.put(tar)
         except WorkFailed as error:
-            if error.code != "bad_archive":
+            if error.code != FailureCode.BAD_ARCHIVE:
                 raise
             msg = f"{what} cannot be written into the box: {error}"
-            raise WorkFailed("bad_config", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False) from error
 
 
 async def _fed(program: BoxProgram, stdin: bytes, kept: HeadAndTail) -> int:

@@ -42,7 +42,7 @@ from rollcall.sandbox.boxes.supervised_program import (
 )
 from rollcall.sandbox.namespaces import NOTHING, STAGE
 from rollcall.sandbox.process_supervisor import Confinement, ProcessSupervisor, SupervisedProcess
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 MARK = "rollcall-box-"
 """The beginning of the command line of the process that holds a box on its host."""
@@ -116,7 +116,7 @@ class BubblewrapBox(BoxCommands):
                 argv, env={}, cwd="/", standard=standard, confinement=held
             )
         except WorkFailed as error:
-            raise WorkFailed("box_unavailable", str(error), retriable=True) from error
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, str(error), retriable=True) from error
 
     def overlaid(self, image: ImageTree) -> bool:
         """Return True if it shows all directories of its image as overlays of its own."""
@@ -180,7 +180,7 @@ class BubblewrapDriver(Driver):
         if spec.build:
             msg = f"image {spec.image!r} is built by a docker engine alone: take box 'docker' or "
             msg += f"'auto', or another image; its Dockerfile is in {spec.build.directory}"
-            raise WorkFailed("image", msg, retriable=False)
+            raise WorkFailed(FailureCode.IMAGE, msg, retriable=False)
         image = image_tree(spec.image)
         ident = drawn_ident(ident)
         staged = self._staged(spec, image)
@@ -378,12 +378,12 @@ def _rlimits(limits: BoxLimits, cgroups: Cgroups) -> dict[str, int]:
 
 def _died(why: str) -> NoReturn:
     msg = f"a box is gone: {why}"
-    raise WorkFailed("box_died", msg, retriable=True)
+    raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
 
 
 def _unavailable(message: str) -> NoReturn:
-    raise WorkFailed("box_unavailable", message, retriable=True)
+    raise WorkFailed(FailureCode.BOX_UNAVAILABLE, message, retriable=True)
 
 
 def _bad_config(message: str) -> NoReturn:
-    raise WorkFailed("bad_config", message, retriable=False)
+    raise WorkFailed(FailureCode.BAD_CONFIG, message, retriable=False)

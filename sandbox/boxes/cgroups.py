@@ -15,7 +15,7 @@ from pathlib import Path
 from rollcall.sandbox import program_groups
 from rollcall.sandbox.boxes.box import BoxLimits, Usage
 from rollcall.sandbox.boxes.interior import TTL_S
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 ROOT = Path("/sys/fs/cgroup")
 KERNEL = Path("/proc/sys/kernel")
@@ -75,9 +75,9 @@ class Cgroups:
                 folder.rmdir()
             if not isinstance(error, FileExistsError):
                 msg = f"no control group can be made for a box: {error}"
-                raise WorkFailed("box_unavailable", msg, retriable=True) from error
+                raise WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True) from error
             msg = f"there is a box {ident!r} on this host already"
-            raise WorkFailed("bad_config", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False) from error
         return tuple(program_groups.entry(str(folder)) for folder in folders)
 
     def programs(self, ident: str) -> str:

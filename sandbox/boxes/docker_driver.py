@@ -29,7 +29,7 @@ from rollcall.sandbox.boxes.supervised_program import (
     rlimits,
 )
 from rollcall.sandbox.process_supervisor import Confinement, ProcessSupervisor
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 LABEL = "rollcall.box"
 SHM_BYTES = 16 << 20
@@ -117,10 +117,10 @@ class DockerDriver(Driver):
     async def open(self, spec: Spec, ident: str = "") -> DockerBox:
         """Open a box. Raises WorkFailed: `box_unavailable` with a remedy, `image`, `bad_config`."""
         if why := why_not_here():
-            raise WorkFailed("box_unavailable", why, retriable=False)
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, why, retriable=False)
         if spec.network or spec.mounts:
             msg = "a box of driver 'docker' has no network, and no directory of the host"
-            raise WorkFailed("bad_config", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
         ident = drawn_ident(ident)
         name = spec.image or self._image
         if build := spec.build:
@@ -133,7 +133,7 @@ class DockerDriver(Driver):
         try:
             await box.begin(image)
         except BaseException as error:
-            taken = isinstance(error, WorkFailed) and error.code == "bad_config"
+            taken = isinstance(error, WorkFailed) and error.code == FailureCode.BAD_CONFIG
             if taken:  # the container of this name belongs to another owner: do not remove it
                 await supervisor.give_back()
             else:
@@ -219,7 +219,7 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list
     except Exception as error:
         if getattr(getattr(error, "response", None), "status_code", 0) == 409:
             msg = f"there is a box {ident!r} on this host already"
-            raise WorkFailed("bad_config", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False) from error
         raise
     container.start()
     for place in spec.writable:

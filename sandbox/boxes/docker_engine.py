@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 TIMEOUT_S = 60
 SOCKET = "/var/run/docker.sock"
@@ -46,7 +46,7 @@ class DockerEngine:
         except docker.errors.ImageNotFound as error:
             msg = f"the docker engine says: {_why(error)}; `docker pull` or `docker load` brings "
             msg += "one, and `rollcall images list` names those of this host"
-            raise WorkFailed("image", msg, retriable=False) from error
+            raise WorkFailed(FailureCode.IMAGE, msg, retriable=False) from error
         except (docker.errors.DockerException, OSError) as error:
             where = os.environ.get("DOCKER_HOST", "its usual socket")
             msg = f"the docker engine at {where} (start one, or set DOCKER_HOST): {_why(error)}"
@@ -101,4 +101,4 @@ def _why(error: BaseException) -> str:
 
 
 def _unavailable(message: str) -> WorkFailed:
-    return WorkFailed("box_unavailable", message, retriable=True)
+    return WorkFailed(FailureCode.BOX_UNAVAILABLE, message, retriable=True)

@@ -16,7 +16,7 @@ import structlog
 from rollcall.sandbox.boxes.base_image import BUILD_LINES
 from rollcall.sandbox.boxes.box import ImageBuild
 from rollcall.sandbox.boxes.disk_floor import make_room
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
 LABEL = "rollcall.image"
@@ -43,7 +43,7 @@ class FailedBuilds:
         self._failed.move_to_end(name)
         while len(self._failed) > KEPT:
             self._failed.popitem(last=False)
-        return WorkFailed("image", why, retriable=False)
+        return WorkFailed(FailureCode.IMAGE, why, retriable=False)
 
     def check(self, name: str) -> None:
         """Raise the build's WorkFailed(`image`) again if it is too early to retry."""
@@ -56,7 +56,7 @@ class FailedBuilds:
             return
         first, _, rest = why.partition("\n")
         first += f" ({ago_s:.0f} s ago; it is built again in {AGAIN_S - ago_s:.0f} s)"
-        raise WorkFailed("image", f"{first}\n{rest}", retriable=False)
+        raise WorkFailed(FailureCode.IMAGE, f"{first}\n{rest}", retriable=False)
 
 
 def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds) -> None:
@@ -124,7 +124,7 @@ def _make_room(client: Any) -> None:
             "; `docker image prune` makes room",
         )
     except Refused as error:
-        raise WorkFailed("image", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.IMAGE, str(error), retriable=False) from error
 
 
 def _remove(client: Any, ident: str) -> None:

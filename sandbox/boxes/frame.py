@@ -13,8 +13,8 @@ import secrets
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping
 
-from rollcall.sandbox.boxes.box import BOX_DIED, BoxProgram
-from rollcall.schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import BoxProgram
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 CODE_DIGITS = 3
 FORGED = 255
@@ -199,5 +199,5 @@ async def answering(program: BoxProgram, within_s: float) -> BoxProgram:
     if frame.exit_code != 0:
         how = f"within {within_s:g} s" if code == TIMED_OUT else f"but ends (exit code {code})"
         msg = f"a shell in the box does not answer {how}"
-        raise WorkFailed(BOX_DIED, msg, retriable=True)
+        raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
     return program

@@ -19,7 +19,7 @@ from pathlib import Path
 from rollcall.sandbox.boxes.disk_floor import make_room
 from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
 from rollcall.schemas.bounded import json_object
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
 """The environment variable that names another directory for them."""
@@ -109,7 +109,7 @@ def built(name: str) -> BuiltImage:
     if not is_built(name):
         msg = f"there is no image {name!r} in {directory()}; `rollcall images list` names those"
         msg += " that are, `rollcall images build base` makes the first"
-        raise WorkFailed("image", msg, retriable=False)
+        raise WorkFailed(FailureCode.IMAGE, msg, retriable=False)
     image = read_image(directory() / name)
     for place in (image.place, *map(layer_place, image.layers)):
         with suppress(FileNotFoundError):  # a removed layer: the image links its files
@@ -124,7 +124,7 @@ def read_image(place: Path) -> BuiltImage:
     image = _image_at(place)
     if image is None:
         msg = f"{place / RECORD} is not as it was written; remove {place} and build the image again"
-        raise WorkFailed("image", msg, retriable=False)
+        raise WorkFailed(FailureCode.IMAGE, msg, retriable=False)
     return image
 
 

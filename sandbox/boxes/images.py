@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcall.sandbox.boxes.image_store import built, is_built
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
@@ -87,5 +87,5 @@ def engine_image(client: Any, name: str) -> str:
         if packing.returncode:
             client.images.remove(called, force=True)
             msg = f"image {name!r} cannot be packed: tar ended with {packing.returncode}"
-            raise WorkFailed("image", msg, retriable=False)
+            raise WorkFailed(FailureCode.IMAGE, msg, retriable=False)
     return called

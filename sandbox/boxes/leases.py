@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.private_folders import make_private
 
 TAG_CHARS = 8
@@ -99,7 +99,7 @@ class Leases:
             self._write(ident, driver)
         except OSError as error:
             msg = f"leases of boxes cannot be written in {self.directory}: {error.strerror}"
-            raise WorkFailed("box_unavailable", msg, retriable=True) from error
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True) from error
         with self._lock:
             self.held[ident] = driver
             if self._thread is None:

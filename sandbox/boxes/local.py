@@ -33,7 +33,7 @@ from rollcall.sandbox.boxes.supervised_program import (
     rlimits,
 )
 from rollcall.sandbox.process_supervisor import ProcessSupervisor, remove_tree
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 SUFFIX = ".box"
 """The suffix of a box's directory, so that no directory's name is a prefix of another."""
@@ -121,7 +121,7 @@ class LocalBox(BoxCommands):
                     directory.chmod(stat.S_IRWXU)
             except OSError as error:
                 msg = f"directory {directory} of a box is gone and cannot be made: {error}"
-                raise WorkFailed("box_died", msg, retriable=True) from error
+                raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True) from error
 
 
 class LocalDriver(Driver):
@@ -225,4 +225,4 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _bad_config(message: str) -> NoReturn:
-    raise WorkFailed("bad_config", message, retriable=False)
+    raise WorkFailed(FailureCode.BAD_CONFIG, message, retriable=False)

@@ -21,7 +21,7 @@ from rollcall.sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from rollcall.sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.supervised_program import SharedSupervisor
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 Mode = Literal["persistent", "ephemeral"]
 Key = tuple[str, BoxLimits, bool, tuple[str, ...]]
@@ -100,7 +100,7 @@ class BoxPool:
         """Lend a started, unused box, which must be given back. Raises WorkFailed."""
         if self._over:
             msg = "this worker leaves and lends no more boxes"
-            raise WorkFailed("box_unavailable", msg, retriable=True)
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True)
         shelf = self._shelf_of(spec) if mode == "persistent" and _is_plain(spec) else None
         box = await self._from(shelf) if shelf else None
         if box is None:
@@ -232,7 +232,7 @@ class BoxPool:
             box = await self._open(spec, ident)
             if wanted is None and not await _answers(box):
                 msg = "it died as soon as it had started"
-                raise WorkFailed("box_died", msg, retriable=True)
+                raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
         except asyncio.CancelledError:
             self._removal.begin(ident, box, made=False)
             raise
@@ -256,7 +256,7 @@ class BoxPool:
                 return await self.driver.open(spec, ident)
         except TimeoutError as error:
             msg = f"a box of driver {self.driver.name!r} did not start within {within_s:g} s"
-            raise WorkFailed("box_unavailable", msg, retriable=True) from error
+            raise WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True) from error
 
     def _started(self, shelf: _Shelf | None, wanted: _Wanted | None, box: Box) -> None:
         """Give a box to the borrower that has waited longest for one like it, else shelve it."""

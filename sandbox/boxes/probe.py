@@ -5,8 +5,8 @@ a reward of zero. So the check avoids everything that the agent controls, and a 
 agent's processes hold for good is attributed to the agent.
 """
 
-from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, Box
-from rollcall.schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 NOTHING = ("/bin/sh", "-c", ":")
 PROBE_S = 20.0
@@ -24,10 +24,10 @@ async def probe(box: Box, *, timeout_s: float = PROBE_S) -> None:
     if ran.exit_code:
         how = f"within {timeout_s:g} s" if ran.timed_out else f"({ran.output.strip()[:300]})"
         msg = f"the box is dead: a shell that is to do nothing does not do it {how}"
-        raise WorkFailed(BOX_DIED, msg, retriable=True)
+        raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
 
 
 def memory_held() -> WorkFailed:
     """Return the error `box_spoilt` for a box in which an empty command was OOM-killed."""
     msg = "what was done in the box holds all the memory that it may have"
-    return WorkFailed(BOX_SPOILT, msg, retriable=False)
+    return WorkFailed(FailureCode.BOX_SPOILT, msg, retriable=False)

@@ -12,7 +12,7 @@ from rollcall.sandbox import process_tree
 from rollcall.sandbox.boxes.box import Usage
 from rollcall.sandbox.boxes.pipes import ReadEnd, WriteEnd
 from rollcall.sandbox.process_supervisor import Confinement, ProcessSupervisor, SupervisedProcess
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 LISTENS = b"listens"
 """The message with which `supervisor_process.hand_out` sends a socket."""
@@ -44,7 +44,7 @@ class SupervisedProgram:
         code = await self._kept.wait()
         if not self._supervisor.alive:
             msg = "the supervisor of this worker's boxes was killed, and all boxes with it"
-            raise WorkFailed("box_died", msg, retriable=True)
+            raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
         return code
 
     async def end(self) -> None:
@@ -80,7 +80,7 @@ async def start_program(
         stdin.close()
         output.close()
         if isinstance(error, WorkFailed):
-            raise WorkFailed("box_died", str(error), retriable=True) from error
+            raise WorkFailed(FailureCode.BOX_DIED, str(error), retriable=True) from error
         raise
     finally:
         os.close(theirs_in)
@@ -138,7 +138,7 @@ class SupervisedPrograms:
                 descriptors = []
         if not descriptors:
             msg = "a box has ended while somebody was to listen in it"
-            raise WorkFailed("box_died", msg, retriable=True)
+            raise WorkFailed(FailureCode.BOX_DIED, msg, retriable=True)
         return socket.socket(fileno=descriptors[0])
 
     async def _asked(self, descriptor: int, confinement: Confinement) -> SupervisedProcess:
@@ -149,7 +149,8 @@ class SupervisedPrograms:
             )
         except WorkFailed as error:
             msg = f"nobody can listen in a box: {error}"
-            code = "box_died" if error.code == "keeper_gone" else "box_unavailable"
+            died = error.code == FailureCode.KEEPER_GONE
+            code = FailureCode.BOX_DIED if died else FailureCode.BOX_UNAVAILABLE
             raise WorkFailed(code, msg, retriable=True) from error
 
     def entrance(self, confinement: Confinement) -> Mapping[str, object]:
@@ -205,7 +206,7 @@ def borrow_supervisor() -> ProcessSupervisor:
 def no_room(error: OSError) -> WorkFailed:
     """Return the error for a worker that may open no more files."""
     msg = f"this worker has no room for one more box: {error}; each has two open files (ulimit -n)"
-    return WorkFailed("box_unavailable", msg, retriable=True)
+    return WorkFailed(FailureCode.BOX_UNAVAILABLE, msg, retriable=True)
 
 
 def _pipes() -> tuple[int, int, int, int]:

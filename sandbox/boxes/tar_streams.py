@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 BORN_S = 946_684_800
 """The modification time of a box's initial files (2000-01-01 UTC), the same in every box."""
@@ -123,16 +123,16 @@ def measure(source: Path) -> None:
             taken, size = taken + 1, size + seen.st_size
             if not any(kind(seen.st_mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)):
                 msg = f"{directory}/{name} is neither a file, a directory nor a link"
-                raise WorkFailed("bad_config", msg, retriable=False)
+                raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
         if taken > MOST_FILES or size > MOST_BYTES:
             most = f"{MOST_FILES:,} files and {MOST_BYTES:,} bytes"
             msg = f"{source} is too much for a box, which takes {most}"
-            raise WorkFailed("bad_config", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
 
 
 def refusal(message: str) -> WorkFailed:
     """Return the error for a stream that is refused or cannot be read."""
-    return WorkFailed("bad_archive", message, retriable=False)
+    return WorkFailed(FailureCode.BAD_ARCHIVE, message, retriable=False)
 
 
 def _member(name: str, kind: bytes, mode: int, size: int = 0) -> tarfile.TarInfo:

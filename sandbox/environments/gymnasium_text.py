@@ -16,7 +16,7 @@ from gymnasium import spaces
 from rollcall.sandbox.environment import Observation
 from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas import names
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 
 class GymnasiumText:
@@ -54,7 +54,7 @@ class GymnasiumText:
         _check_words(id, "actions", actions, self._env.action_space)
         if isinstance(observation, str):
             with convert_errors(
-                "bad_config", f"{id}: the template {observation!r} cannot be filled"
+                FailureCode.BAD_CONFIG, f"{id}: the template {observation!r} cannot be filled"
             ):
                 observation.format(observation=format(0, number))
         else:
@@ -100,7 +100,7 @@ class GymnasiumText:
 def _make(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """Make it without Gymnasium's checker, which warns about environments users cannot change."""
     hint = "" if id in gymnasium.registry else f" ({names.hint(id, gymnasium.registry)})"
-    with convert_errors("bad_config", f"gymnasium cannot make {id!r}{hint}"):
+    with convert_errors(FailureCode.BAD_CONFIG, f"gymnasium cannot make {id!r}{hint}"):
         return gymnasium.make(id, disable_env_checker=True, **kwargs)
 
 
@@ -108,14 +108,14 @@ def _check_words(id: str, key: str, words: Sequence[str] | None, space: spaces.S
     if words is None:
         if not isinstance(space, _READABLE):
             msg = f"{id}: actions of {space} cannot be read from text; write your own environment"
-            raise WorkFailed(code="bad_config", message=msg, retriable=False)
+            raise WorkFailed(code=FailureCode.BAD_CONFIG, message=msg, retriable=False)
         return
     if not isinstance(space, spaces.Discrete):
         msg = f"{id}: {key} is a list of words, but the space is {space}; only Discrete has words"
-        raise WorkFailed(code="bad_config", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.BAD_CONFIG, message=msg, retriable=False)
     if len(words) != space.n or len(set(words)) != len(words):
         msg = f"{id}: {key} must be {space.n} different words, found {list(words)}"
-        raise WorkFailed(code="bad_config", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.BAD_CONFIG, message=msg, retriable=False)
 
 
 _READABLE = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)

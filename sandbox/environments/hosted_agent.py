@@ -49,7 +49,7 @@ from rollcall.schemas.agent_requests import (
     choose_bases,
     differences_text,
 )
-from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.errors import FailureCode, Unavailable, WorkFailed
 from rollcall.schemas.known_requests import KnownFingerprints
 from rollcall.schemas.untrusted_text import clean_text
 
@@ -244,7 +244,7 @@ class HostedAgent:
                 msg = (
                     f"ask {each.request.d} cannot be told again: what it went on from is forgotten"
                 )
-                raise WorkFailed("session_lost", msg, retriable=False)
+                raise WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
         # Hold the only open ask without the messages that the rollout has already, to save memory.
         if len(new) == 1 and not self._open:
             self._endpoint.shorten(
@@ -264,7 +264,7 @@ class HostedAgent:
         over = over or starved
         if ended.code is None and self._entered is not None and not over:
             msg = f"agent {self._agent!r} was ended by signal {ended.signal} in its task's box"
-            raise WorkFailed("session_lost", msg, retriable=False)
+            raise WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
         if ended.code is None and self._restarts > 0 and not over:
             self._restarts -= 1
             log.warning("agent_restarted", session=self._host.place, signal=ended.signal)
@@ -310,7 +310,7 @@ class HostedAgent:
             f"{first.d[:8]} ({_said(first)}) is not asked for, and it {requests}"
         )
         log.warning("agent_diverged", session=self._host.place, difference=msg)
-        return WorkFailed("session_lost", msg, retriable=False)
+        return WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

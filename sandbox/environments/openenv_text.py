@@ -15,13 +15,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from rollcall.sandbox.environment import Observation
 from rollcall.sandbox.user_code import convert_errors
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 TEXT = "{text}"
 """The placeholder for the text of an action in a template."""
 CODE = re.compile(r"\(code: (\w+)\)$")
 """The end of the client's error messages, which alone holds the server's error code."""
-AWAY = "environment_away"
 
 
 class OpenEnvText:
@@ -49,10 +48,10 @@ class OpenEnvText:
     ) -> None:
         if action is not None and actions is not None:
             msg = "an action is a template or one of several words: leave out 'action' or 'actions'"
-            raise WorkFailed("bad_config", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
         if not re.match(r"(http|ws)s?://[^/]", url):
             msg = f"url {url!r} is not of the form http://HOST:PORT"
-            raise WorkFailed("bad_config", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
         self.replayable = replayable
         self._url = url
         self._action = action
@@ -98,16 +97,17 @@ class OpenEnvText:
             yield
         except ConnectionClosed as error:
             msg = f"the OpenEnv server at {self._url} ended the session: {error}"
-            raise WorkFailed(AWAY, msg, retriable=True) from error
+            raise WorkFailed(FailureCode.ENVIRONMENT_AWAY, msg, retriable=True) from error
         except ConnectionError as error:
             raise self._not_connected(error) from error
         except RuntimeError as error:
             found = CODE.search(str(error))
-            code = found[1] if found else "raised"
-            full = code == "CAPACITY_REACHED"
-            known = code if code == "VALIDATION_ERROR" else AWAY if full else "raised"
+            theirs = found[1] if found else ""
+            full = theirs == "CAPACITY_REACHED"
+            ours = FailureCode.ENVIRONMENT_AWAY if full else FailureCode.RAISED
             msg = f"the OpenEnv server at {self._url}: {error}"
-            raise WorkFailed(known, msg, retriable=full) from error
+            code = theirs if theirs == "VALIDATION_ERROR" else ours
+            raise WorkFailed(code, msg, retriable=full) from error
 
     def _not_connected(self, error: ConnectionError) -> WorkFailed:
         """Return `bad_config` if another server answers there, else a retriable error."""
@@ -115,15 +115,16 @@ class OpenEnvText:
         status = cause.response.status_code if isinstance(cause, InvalidStatus) else 0
         if 0 < status < 500:
             msg = f"{self._url} is no OpenEnv server: it answers /ws with HTTP {status}"
-            return WorkFailed("bad_config", msg, retriable=False)
-        return WorkFailed(AWAY, f"no OpenEnv server at {self._url}: {error}", retriable=True)
+            return WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
+        msg = f"no OpenEnv server at {self._url}: {error}"
+        return WorkFailed(FailureCode.ENVIRONMENT_AWAY, msg, retriable=True)
 
     def _shown(self, result: Any, info: Mapping[str, object]) -> Observation:
         seen = result.observation
         self._text = orjson.dumps(seen).decode()
         if self._observation:
             with convert_errors(
-                "bad_config", f"{self._observation!r} cannot be filled from {self._text}"
+                FailureCode.BAD_CONFIG, f"{self._observation!r} cannot be filled from {self._text}"
             ):
                 self._text = self._observation.format_map(seen)
         return Observation(self._text, float(result.reward or 0.0), bool(result.done), info=info)

@@ -15,7 +15,7 @@ from reasoning_gym.utils import extract_answer
 from rollcall.sandbox.environment import Observation
 from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas import names
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 HASH_ORDERED = frozenset(
     {
@@ -52,7 +52,7 @@ class ReasoningTask:
         """
         if not self._entry:
             msg = f"data set {self._name!r} is asked for a step before it was opened"
-            raise WorkFailed(code="raised", message=msg, retriable=False)
+            raise WorkFailed(code=FailureCode.RAISED, message=msg, retriable=False)
         value, note = self._grade(action)
         info = {"dataset": self._name, "expected": self._entry["answer"]}
         if note:
@@ -65,7 +65,7 @@ class ReasoningTask:
     def _grade(self, action: str) -> tuple[float, str]:
         answer = extract_answer(action) or action.strip()
         try:
-            with convert_errors("raised", f"the scorer of {self._name!r} raised"):
+            with convert_errors(FailureCode.RAISED, f"the scorer of {self._name!r} raised"):
                 value = float(self._dataset.score_answer(answer, self._entry))
         except WorkFailed as error:
             return 0.0, str(error)
@@ -77,11 +77,11 @@ class ReasoningTask:
 def _check(dataset: str, config: Mapping[str, Any]) -> None:
     if dataset not in DATASETS:
         msg = f"unknown data set {dataset!r}; {names.hint(dataset, DATASETS)}"
-        raise WorkFailed(code="bad_config", message=msg, retriable=False)
+        raise WorkFailed(code=FailureCode.BAD_CONFIG, message=msg, retriable=False)
     mine = {"seed", "size"} & config.keys()
     if mine:
         msg = f"data set {dataset!r}: leave {sorted(mine)} out, the seed of the task decides"
-        raise WorkFailed(code="bad_config", message=msg, retriable=False)
-    with convert_errors("bad_config", f"data set {dataset!r} refuses {dict(config)}"):
+        raise WorkFailed(code=FailureCode.BAD_CONFIG, message=msg, retriable=False)
+    with convert_errors(FailureCode.BAD_CONFIG, f"data set {dataset!r} refuses {dict(config)}"):
         sample = DATASETS[dataset][1](**config, seed=0, size=1)
         getattr(sample, "validate", lambda: None)()

@@ -31,7 +31,7 @@ import structlog
 
 from rollcall.sandbox.agents.agent_box import SHOW_NOTHING
 from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact, ArtefactSpool, keep
-from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, CommandResult, Spec, driver
+from rollcall.sandbox.boxes.box import AUTO, Box, CommandResult, Spec, driver
 from rollcall.sandbox.boxes.frame import TIMED_OUT
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.boxes.shell import Shell
@@ -42,7 +42,7 @@ from rollcall.sandbox.host import Host
 from rollcall.sandbox.private_places import check_given, mounts
 from rollcall.sandbox.tasks.harbor import HarborTask
 from rollcall.sandbox.tasks.testbed import lay_out
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
 LISTED = 40
 """The number of names of the directory that are shown at the start."""
@@ -73,7 +73,7 @@ class ShellEnvironment:
         try:
             self._config = read_config(config)
         except Refused as error:
-            raise WorkFailed("bad_config", str(error), retriable=False) from error
+            raise WorkFailed(FailureCode.BAD_CONFIG, str(error), retriable=False) from error
         self.replayable = self._config.replay
         self._box: Box | None = None
         self._shell: Shell | None = None
@@ -116,16 +116,16 @@ class ShellEnvironment:
         """
         if self._shell is None or self._box is None:
             msg = "environment 'shell' is asked for a step before it was opened"
-            raise WorkFailed("raised", msg, retriable=False)
+            raise WorkFailed(FailureCode.RAISED, msg, retriable=False)
         if self._half_done:
             msg = "the step before was cancelled while it ran; send this one with its history"
-            raise WorkFailed("history_needed", msg, retriable=True)
+            raise WorkFailed(FailureCode.HISTORY_NEEDED, msg, retriable=True)
         self._half_done = True
         with self._mourned():
             try:
                 seen = await self._seen(self._shell, action)
             except WorkFailed as error:
-                if error.code != BOX_SPOILT:
+                if error.code != FailureCode.BOX_SPOILT:
                     raise
                 seen = _spoilt(str(error))
         self._half_done = False
@@ -184,7 +184,7 @@ class ShellEnvironment:
         try:
             yield
         except WorkFailed as error:
-            self._died = str(error) if error.code == BOX_DIED else ""
+            self._died = str(error) if error.code == FailureCode.BOX_DIED else ""
             raise
 
     async def close(self) -> None:
@@ -242,7 +242,7 @@ async def _task(config: ShellConfig) -> HarborTask | None:
     try:
         return await asyncio.to_thread(config.task.find)
     except Refused as error:
-        raise WorkFailed("bad_config", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_CONFIG, str(error), retriable=False) from error
 
 
 def _opening(config: ShellConfig, task: HarborTask | None, place: str) -> str:
@@ -267,16 +267,16 @@ async def _died_unused(box: Box) -> None:
     try:
         await probe(box)
     except WorkFailed as error:
-        if error.code != BOX_SPOILT:
+        if error.code != FailureCode.BOX_SPOILT:
             raise
         msg = "the box has too little memory for the files that an episode begins with; "
         msg += "raise `limits.memory_bytes`, or `environment.memory_mb` of the task"
-        raise WorkFailed("bad_config", msg, retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False) from error
 
 
 def _spoilt(why: str) -> Observation:
     """Return the last observation of an episode whose agent made the box unusable."""
-    info = {"exit_code": TIMED_OUT, "timed_out": False, "elided_chars": 0, BOX_SPOILT: why}
+    info = {"exit_code": TIMED_OUT, "timed_out": False, "elided_chars": 0, "box_spoilt": why}
     return Observation(f"the box cannot be used any more: {why}\n", 0.0, True, False, info)
 
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from posixpath import dirname
 
 from rollcall.sandbox.boxes import tar_streams
-from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, CommandResult, Spec
+from rollcall.sandbox.boxes.box import VARIABLES, Box, CommandResult, Spec
 from rollcall.sandbox.boxes.frame import Frame
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.grading.guarded import FILES, Guarded
@@ -42,7 +42,7 @@ from rollcall.sandbox.grading.witness_plan import (
 )
 from rollcall.sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
 from rollcall.sandbox.tasks.testbed import commit_all
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 OpenBox = Callable[[Spec], Awaitable[Box]]
 GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
@@ -98,15 +98,15 @@ async def grade(
             broken = str(error)
             break
         except WorkFailed as error:
-            if error.code != BOX_DIED:
+            if error.code != FailureCode.BOX_DIED:
                 raise
             broken = f"{error} ({number + 1} times)"
     try:
         await _in_a_box(open_box, reference, None)  # does it also fail without the patch?
     except NoRunner as error:
-        raise WorkFailed("bad_image", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_IMAGE, str(error), retriable=False) from error
     except NotRead as error:
-        raise WorkFailed("bad_task", str(error), retriable=False) from error
+        raise WorkFailed(FailureCode.BAD_TASK, str(error), retriable=False) from error
     return Verdict("broken", f"without the patch the tests run, with it {broken}")
 
 
@@ -172,9 +172,9 @@ class Grading:
         try:
             return await self._judged(patch, alone=alone)
         except WorkFailed as error:
-            if error.code != BOX_SPOILT:
+            if error.code != FailureCode.BOX_SPOILT:
                 raise
-            return Verdict(BOX_SPOILT, f"with it {error}")
+            return Verdict("box_spoilt", f"with it {error}")
 
     async def _judged(self, patch: bytes | None, *, alone: bool) -> Verdict:
         # Errors of the reference itself are raised before the patch is applied.
@@ -247,7 +247,7 @@ class Grading:
         )
         if ran.exit_code in NO_PROGRAM:
             msg = f"git cannot be run in the box: {ran.output.strip()[:300]}"
-            raise WorkFailed("bad_image", msg, retriable=False)
+            raise WorkFailed(FailureCode.BAD_IMAGE, msg, retriable=False)
         return ran
 
     async def _clear(self) -> Verdict | None:
@@ -269,7 +269,7 @@ class Grading:
         try:
             await self.box.put(self.reference.tests, self.workdir)
         except WorkFailed as error:
-            if error.code != "bad_archive":
+            if error.code != FailureCode.BAD_ARCHIVE:
                 raise
             await self._probe()
             msg = f"the tests cannot be put in place: {error}"

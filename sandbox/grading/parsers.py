@@ -25,7 +25,7 @@ from rollcall.sandbox.grading.verdict import (
     worse,
 )
 from rollcall.sandbox.user_code import convert_errors, load
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 Parser = Callable[[str], TestLog]
 Lines = Iterable[tuple[str, str]]
@@ -40,12 +40,12 @@ def parse(name: str, text: str) -> TestLog:
     if name in PARSERS:
         return PARSERS[name](text)
     parser = load("parser", name, {})
-    with convert_errors("raised", f"parser {name!r} raised"):
+    with convert_errors(FailureCode.RAISED, f"parser {name!r} raised"):
         outcomes = dict(parser(text))
     unknown = sorted({str(each) for each in outcomes.values()} - set(OUTCOMES))
     if unknown:
         msg = f"parser {name!r} gives outcome {unknown[0]!r}; known are {', '.join(OUTCOMES)}"
-        raise WorkFailed("raised", msg, retriable=False)
+        raise WorkFailed(FailureCode.RAISED, msg, retriable=False)
     return TestLog({str(test): str(outcome) for test, outcome in outcomes.items()})
 
 

@@ -19,7 +19,7 @@ from rollcall.sandbox.grading.verdict import Verdict
 from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.scorers import Explained
 from rollcall.sandbox.tasks.harbor import read_task
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.messages import Trajectory
 
 TASK_KEY = "task"
@@ -94,7 +94,7 @@ def _reference(directory: str, digest: str) -> Reference:
 
 
 def _bad_task(message: str) -> WorkFailed:
-    return WorkFailed("bad_task", message, retriable=False)
+    return WorkFailed(FailureCode.BAD_TASK, message, retriable=False)
 
 
 async def resolved(trajectory: Trajectory, host: ScoringHost) -> Explained:

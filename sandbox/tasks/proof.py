@@ -13,7 +13,7 @@ from rollcall.sandbox.grading.reference import reference_of
 from rollcall.sandbox.grading.verdict import Verdict
 from rollcall.sandbox.tasks.harbor import HarborTask
 from rollcall.sandbox.tasks.verifier import Verifier
-from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.untrusted_text import clean_text
 
 IDLE = b"diff --git a/.mends-nothing b/.mends-nothing\nnew file mode 100644\n"
@@ -24,7 +24,7 @@ MOST_ROUNDS = 4
 """The most gradings, as a multiple of TIMES, if tests fail now and then."""
 MOST_ALONE = 64
 """The most tests that are run alone in each grading."""
-NO_BOX = frozenset({"box_unavailable", "image"})
+NO_BOX = frozenset({FailureCode.BOX_UNAVAILABLE, FailureCode.IMAGE})
 """Codes of WorkFailed if no box of the task can be opened on this host."""
 
 OpenBox = Callable[[Spec], Awaitable[Box]]

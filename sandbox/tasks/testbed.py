@@ -9,7 +9,7 @@ task's commit, including the solution.
 from rollcall.sandbox.boxes.box import Box
 from rollcall.sandbox.tasks.git_trees import ATTRIBUTES
 from rollcall.sandbox.tasks.harbor import HarborTask
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 
 EXCLUDED = ("*.pyc", ".pytest_cache/")
 ELSEWHERE = 66
@@ -119,13 +119,13 @@ async def commit_all(box: Box, workdir: str, whose: str) -> str:
     ran = await box.run(commit, env=BORN, timeout_s=LONGEST_S, cwd=workdir or None)
     if ran.timed_out:
         msg = f"the files of {whose} are not committed within {LONGEST_S:g} s"
-        raise WorkFailed("deadline", msg, retriable=True)
+        raise WorkFailed(FailureCode.DEADLINE, msg, retriable=True)
     said = ran.output.strip()[-500:]
     if ran.exit_code == ELSEWHERE:
         msg = f"a repository of {whose} stands on what its image has outside of {workdir}, where "
         msg += f"later commits could be read; remove that from the image: {said}"
-        raise WorkFailed("bad_config", msg, retriable=False)
+        raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
     if ran.exit_code:
         msg = f"the files of {whose} cannot be committed in the box: {said}"
-        raise WorkFailed("bad_config", msg, retriable=False)
+        raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
     return ran.output.split()[-1]

@@ -20,7 +20,9 @@ from rollcall.schemas.errors import (
 )
 
 CLASSES = [
-    of for _, of in inspect.getmembers(errors, inspect.isclass) if of.__module__ == errors.__name__
+    of
+    for _, of in inspect.getmembers(errors, inspect.isclass)
+    if of.__module__ == errors.__name__ and issubclass(of, Exception)
 ]
 
 

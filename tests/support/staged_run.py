@@ -20,10 +20,10 @@ from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.producers.curators.curators import curators_of
 from rollcall.schemas.claims import Objects
 from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.headers import full_headers
 from rollcall.schemas.ids import scored_id
 from rollcall.schemas.messages import (
-    REPEATED,
     Control,
     RolloutRequest,
     ScoredTrajectory,
@@ -45,7 +45,7 @@ from tests.support.scored_trajectories import scored
 SIZE = 2
 CONFIG = LearnerConfig(steps=4, groups_per_step=2, group_size=SIZE)
 SCORING = "scoring"
-REFUSED = {"request_gone": (1, "killed_worker"), "repeated": (0, REPEATED)}
+REFUSED = {"request_gone": (1, "killed_worker"), "repeated": (0, FailureCode.REPEATED)}
 """How a request may be refused that the refusal does not hold: attempt and code."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import ScoredTrajectory, Trajectory, TrajectoryRef
 from rollcall.schemas.messages import Sequence as TokenSequence
 from rollcall.schemas.packed import ids_of, mask_of
@@ -16,7 +17,15 @@ RECORDED, SHARED = "recorded", "shared"
 ScoredPlace = tuple[int, int]
 """Partition and offset."""
 
-LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
+LIMITS = frozenset(
+    {
+        FailureCode.TURN_LIMIT,
+        FailureCode.TOKEN_LIMIT,
+        FailureCode.TOO_LONG,
+        FailureCode.DEADLINE,
+        FailureCode.AGENT_DEADLINE,
+    }
+)
 """Codes of rollouts that ended at a limit: their samples are complete, but may be unscored."""
 
 

@@ -31,7 +31,7 @@ from rollcall.consumers.agents.fold.checks import (
 from rollcall.consumers.agents.fold.context import DrawnOnce, FoldContext
 from rollcall.consumers.agents.fold.conversation import recalled_as
 from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.ids import call_seed
 from rollcall.schemas.messages import (
     NO_POSITION,
@@ -41,16 +41,13 @@ from rollcall.schemas.messages import (
     RolloutRequest,
 )
 
-FREE_FAILURES = {"history_needed", "prefix_needed"}
+FREE_FAILURES = {FailureCode.HISTORY_NEEDED, FailureCode.PREFIX_NEEDED}
 """Requests for more data, not failures of work: each counts as a try, but the first
 one does not use one up."""
-BUSY = "busy"
-"""The code of a server that is full. It is no failure of work: it counts as
-a try, but uses none up."""
 MOST_BUSY = 1000
-"""Most busy answers at one position; further ones count as failures. A server holds each
-such answer back for a while, so the bound takes hours to reach; it ends rollouts at a
-server that does not wait."""
+"""Most answers of a full server at one position: each counts as a try, but uses none up, since no
+work failed; further ones count as failures. A server holds each such answer back for a while, so
+the bound takes hours to reach; it ends rollouts at a server that does not wait."""
 
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 Turn = list[OutstandingEffect] | Finish | ProgramFailed
@@ -128,7 +125,7 @@ class Attempt(AttemptEffects):
         self.agent = program(task)
         if not hasattr(self.agent, "send"):
             msg = f"program {self.request.agent!r} is no generator; it must yield its effects"
-            raise ProgramFailed("rubbish", msg)
+            raise ProgramFailed(FailureCode.RUBBISH, msg)
         return next(self.agent)
 
     def close_program(self) -> None:
@@ -194,12 +191,12 @@ class Attempt(AttemptEffects):
         self.awaited = NextOutcome()
         if not self.outstanding and not self.completed:
             msg = f"program {name!r} waits for the next outcome at position {first}; none is open"
-            raise ProgramFailed("rubbish", msg)
+            raise ProgramFailed(FailureCode.RUBBISH, msg)
         return opened
 
     def _refuse(self, effect: CallModel, error: TokensReserved) -> None:
         """Report to the program that a call was not made, like any other outcome."""
-        self.completed.append(Completed(effect, WishFailed("token_limit", str(error))))
+        self.completed.append(Completed(effect, WishFailed(FailureCode.TOKEN_LIMIT, str(error))))
 
     def take(
         self, waits: OutstandingEffect, answer: Answer, command_id: bytes, now_ms: int
@@ -214,13 +211,13 @@ class Attempt(AttemptEffects):
         return self._failed(waits, answer, now_ms)
 
     def _failed(self, waits: OutstandingEffect, failure: CallFailed, now_ms: int) -> Turn:
-        busy = failure.code == BUSY and waits.turned_away < MOST_BUSY
+        busy = failure.code == FailureCode.BUSY and waits.turned_away < MOST_BUSY
         waits.turned_away += busy
         history = failure.code in FREE_FAILURES and not waits.with_history
         # Every failure numbers a try, so that late answers are recognised; free ones use none up.
         free = busy or history
         if waits.sequence is not None:
-            waits.sequence.misses += failure.code == "prefix_needed"
+            waits.sequence.misses += failure.code == FailureCode.PREFIX_NEEDED
         self.failures += not free
         waits.failures += not free
         if failure.retriable and waits.failures < self.request.limits.max_tries:

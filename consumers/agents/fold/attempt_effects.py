@@ -36,7 +36,7 @@ from rollcall.consumers.agents.fold.effect_digests import (
     step_digest,
 )
 from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.message_code import maker
 from rollcall.schemas.messages import (
     EnvironmentStepped,
@@ -166,7 +166,7 @@ class AttemptEffects:
                 f"the program made {position} effects, all that its limits allow; let it end "
                 "earlier, or raise max_wishes in the limits of the request"
             )
-            raise ProgramFailed("position_limit", msg)
+            raise ProgramFailed(FailureCode.POSITION_LIMIT, msg)
         if isinstance(effect, CallModel):
             waits = self._open_call(effect, now_ms, calls_behind)
         elif isinstance(effect, Reset):
@@ -197,7 +197,7 @@ class AttemptEffects:
                     f"the program has two effects of session {effect.session!r} open, at positions "
                     f"{waits.position} and {self.next_position}; yield them one after the other"
                 )
-                raise ProgramFailed("rubbish", msg)
+                raise ProgramFailed(FailureCode.RUBBISH, msg)
 
     def _open_call(self, effect: CallModel, now_ms: int, calls_behind: int) -> OutstandingEffect:
         limits = self.request.limits
@@ -206,10 +206,10 @@ class AttemptEffects:
                 f"the program asked for more than {limits.max_turns} model calls; let it end "
                 "earlier, or raise max_turns in the limits of the request"
             )
-            raise ProgramFailed("turn_limit", msg)
+            raise ProgramFailed(FailureCode.TURN_LIMIT, msg)
         if limits.max_tokens and self.sampled_tokens >= limits.max_tokens:
             msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
-            raise ProgramFailed("token_limit", msg)
+            raise ProgramFailed(FailureCode.TOKEN_LIMIT, msg)
         check_call(effect)
         if effect.begun is not None:
             check_messages(effect.messages[: effect.begun.messages])
@@ -241,7 +241,7 @@ class AttemptEffects:
             left = (left - sum(each.max_tokens for each in open_ if each)) // (1 + calls_behind)
             if left <= 0:
                 msg = f"the attempt has sampled or given to open calls all its {budget} tokens"
-                raise TokensReserved("token_limit", msg)
+                raise TokensReserved(FailureCode.TOKEN_LIMIT, msg)
         return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
 
     def _open_reset(self, effect: Reset, now_ms: int) -> OutstandingEffect:
@@ -260,7 +260,7 @@ class AttemptEffects:
                 f"Step into session {effect.session!r} before its Reset was answered; yield "
                 "Reset first, and the Step after its answer"
             )
-            raise ProgramFailed("rubbish", msg)
+            raise ProgramFailed(FailureCode.RUBBISH, msg)
         # The number of earlier actions is part of it: the same action twice is two effects.
         digest = step_digest(effect, session.applied)
         timeout_s = self.request.limits.step_timeout_s

@@ -13,7 +13,7 @@ from rollcall.consumers.agents.effects import (
     Reset,
     Step,
 )
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.messages import Message, Sampling
 from rollcall.schemas.untrusted_text import clean_text, describe_value
 
@@ -31,7 +31,7 @@ def check_effects(
             f"program {program_name!r} yielded {describe_value(yielded)} at position {position}; "
             "it may yield CallModel, Step, Reset, Finish, a list, or AsCompleted"
         )
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
     return effects
 
 
@@ -51,7 +51,7 @@ def check_as_completed(
                 f"program {program_name!r} has two effects of session {effect.session!r} open; "
                 "wait for the first outcome before the second is yielded"
             )
-            raise ProgramFailed("rubbish", msg)
+            raise ProgramFailed(FailureCode.RUBBISH, msg)
         busy.add(effect.session)
     return effects
 
@@ -63,7 +63,7 @@ def check_finish(finish: Finish) -> Finish:
     if not isinstance(recalled, (list, tuple)) or not all(map(_is_recalled, recalled)):
         found = describe_value(finish)
         msg = f"Finish needs as recalled conversations with all their tokens, found {found}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
     for each in recalled:
         check_messages(each.messages)
     result = (
@@ -73,7 +73,7 @@ def check_finish(finish: Finish) -> Finish:
     )
     if len(result) > RESULT_CHARS:
         msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
-        raise ProgramFailed("result_too_large", msg)
+        raise ProgramFailed(FailureCode.RESULT_TOO_LARGE, msg)
     return Finish(result, tuple(recalled))
 
 
@@ -82,14 +82,14 @@ def check_call(effect: CallModel) -> None:
     messages, how = effect.messages, effect.sampling
     if not isinstance(messages, (list, tuple)) or not messages:
         msg = f"CallModel needs a list of Message, found {describe_value(messages)}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
     if effect.begun is not None and not _is_begun(effect.begun, len(messages)):
         found = describe_value(effect)
         msg = f"CallModel needs as begun whole tokens of its first messages, found {found}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
     if not _is_text("" if effect.tools is None else effect.tools, effect.policy_id or ""):
         msg = f"CallModel needs texts as policy_id and tools, found {describe_value(effect)}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
     if how is not None and not (
         isinstance(how, Sampling)
         and isinstance(how.temperature, int | float)
@@ -100,7 +100,7 @@ def check_call(effect: CallModel) -> None:
         and _is_text(*how.stop)
     ):
         msg = f"CallModel needs a Sampling, found {describe_value(how)}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
 
 
 def check_messages(messages: Sequence[object]) -> None:
@@ -109,20 +109,20 @@ def check_messages(messages: Sequence[object]) -> None:
             m.role, m.content, m.tool_calls, m.tool_call_id, m.name
         ):
             msg = f"CallModel needs a list of Message made of texts, found {describe_value(m)}"
-            raise ProgramFailed("rubbish", msg)
+            raise ProgramFailed(FailureCode.RUBBISH, msg)
 
 
 def check_reset(effect: Reset, name: str, config: str, seed: int) -> None:
     """Check a reset, given the name, configuration and seed that it resolves to."""
     if not _is_text(effect.session, name, config) or not _is_whole(seed, 64):
         msg = f"Reset needs texts and a 64-bit seed, found {describe_value(effect)}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
 
 
 def check_step(effect: Step) -> None:
     if not _is_text(effect.session, effect.action):
         msg = f"Step needs texts that can be written as UTF-8, found {describe_value(effect)}"
-        raise ProgramFailed("rubbish", msg)
+        raise ProgramFailed(FailureCode.RUBBISH, msg)
 
 
 def _is_text(*values: object) -> bool:

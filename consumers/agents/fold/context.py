@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rollcall.consumers.agents.effects import Program, WishFailed
-from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed
 from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.untrusted_text import describe_exception
 
@@ -52,5 +52,5 @@ class FoldContext:
         if is_from_outside(error):
             raise error
         code = getattr(error, "code", None) if type(error) is WishFailed else None
-        code = code if type(code) is str else "raised"
+        code = str(code) if type(code) in (str, FailureCode) else FailureCode.RAISED
         return ProgramFailed(code, f"program {program_name!r} raised {describe_exception(error)}")

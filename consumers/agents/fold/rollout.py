@@ -19,7 +19,7 @@ from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.outstanding import PATIENCE, OutstandingEffect, whole_ms
 from rollcall.consumers.agents.fold.phases import AttemptPhases
 from rollcall.consumers.agents.fold.trajectory import Terminal, ended_trajectory
-from rollcall.schemas.errors import DeterminismError, Refused
+from rollcall.schemas.errors import DeterminismError, FailureCode, Refused
 from rollcall.schemas.messages import (
     AttemptStarted,
     Body,
@@ -91,7 +91,7 @@ class Rollout:
         try:
             program = self.world.program_of(self.request.agent)
         except Refused as error:
-            return self._fail("unknown_program", str(error))
+            return self._fail(FailureCode.UNKNOWN_PROGRAM, str(error))
         return self._outcomes(self.attempt.begin(program, now_ms))
 
     def take(self, event: Event, now_ms: int) -> Sequence[Outcome] | None:
@@ -113,7 +113,8 @@ class Rollout:
         answer: Any = body  # only answers fit
         if isinstance(answer, EnvironmentStepped):
             self.phases.observe(answer, now_ms)
-        if isinstance(answer, CallFailed) and answer.code == "session_lost" and self._may_retry():
+        lost = isinstance(answer, CallFailed) and answer.code == FailureCode.SESSION_LOST
+        if lost and self._may_retry():
             del attempt.outstanding[waits.position]  # answered: nothing counts here now
             attempt.over = True
             return self._retry(answer.message)
@@ -175,7 +176,7 @@ class Rollout:
     def _late(self, waits: OutstandingEffect) -> Event:
         waits.deadline_written = True
         reason = f"no answer within {PATIENCE * waits.timeout_s:g} s"
-        body = CallFailed("deadline", reason, True)
+        body = CallFailed(FailureCode.DEADLINE, reason, True)
         return Event(*command_identity(self.attempt, waits), self.writer, body)
 
     def cancelled(self, reason: str, by: str = "") -> Event:
@@ -187,7 +188,7 @@ class Rollout:
 
         Its state stays as it is: answers still count until the end is read, here and elsewhere.
         """
-        self._fail("broken", f"the rollout cannot continue: {describe_exception(error)}")
+        self._fail(FailureCode.BROKEN, f"the rollout cannot continue: {describe_exception(error)}")
         return cast(Event, self.decision)
 
     def _event(self, body: Body) -> Event:
@@ -221,7 +222,7 @@ class Rollout:
         self.broken = True
         if self._may_retry():
             return self._retry(str(error))
-        return self._fail("determinism", str(error))
+        return self._fail(FailureCode.DETERMINISM, str(error))
 
     def _new_attempt(self, number: int, now_ms: int) -> list[Outcome] | None:
         if number != self.attempt.number + 1:

@@ -3,6 +3,7 @@
 from rollcall.consumers.agents.effects import CallModel
 from rollcall.consumers.agents.fold.attempt import Attempt
 from rollcall.consumers.agents.fold.conversation import Conversation
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import (
     DeadlinePassed,
     Event,
@@ -40,7 +41,7 @@ def ended_trajectory(
     waiting = sum(isinstance(w.effect, CallModel) for w in attempt.outstanding.values())
     policies, sequences, broken = _sequences(attempt)
     if broken:
-        code, reason = "broken", broken
+        code, reason = FailureCode.BROKEN, broken
     return Trajectory(
         rollout_id=attempt.request.rollout_id,
         attempt=attempt.number,
@@ -93,8 +94,8 @@ def _ending(body: Terminal) -> tuple[str, str, str, str]:
     if isinstance(body, RolloutFinished):
         return body.status, body.code, body.reason, body.result
     if isinstance(body, RolloutCancelled):
-        return "cancelled", "cancelled", body.reason, ""
-    return "timed_out", "deadline", f"not finished within {body.timeout_s:g} s", ""
+        return "cancelled", FailureCode.CANCELLED, body.reason, ""
+    return "timed_out", FailureCode.DEADLINE, f"not finished within {body.timeout_s:g} s", ""
 
 
 def _sequences(

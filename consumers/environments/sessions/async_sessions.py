@@ -25,6 +25,7 @@ from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.environment import AnyEnvironment, EnvironmentKind, slots_beside
 from rollcall.sandbox.sessions import Sessions, place_of, stale
 from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped, Instance
 
@@ -73,7 +74,7 @@ class AsyncSession:
         self._count_standing()
         self._rung.set()
         if work.step.kind == "close":
-            self._stop(CallFailed("closed", f"{self.place} was closed meanwhile", True))
+            self._stop(CallFailed(FailureCode.CLOSED, f"{self.place} was closed meanwhile", True))
 
     def end(self, answer: CallFailed | None = None) -> None:
         """Close, and cancel current work; all queued steps get this answer."""
@@ -161,7 +162,7 @@ class AsyncSession:
             self.table.loop_thread.fail(error)
             return
         msg = f"the environment ended its task: {type(error).__name__}"
-        self.table.told(work, CallFailed("raised", msg, False))
+        self.table.told(work, CallFailed(FailureCode.RAISED, msg, False))
 
     async def _serve(self, work: SessionStep) -> None:
         """Answer one step within its timeout."""
@@ -189,7 +190,7 @@ class AsyncSession:
         if self._in_line:
             classes = " and ".join(map(repr, self._in_line))
             msg = f"no slot {classes} was free within {work.timeout_s:g} s"
-        self._stop(CallFailed("deadline", msg, True))
+        self._stop(CallFailed(FailureCode.DEADLINE, msg, True))
 
     async def _make(self, name: str, config_json: str) -> AnyEnvironment:
         """Make an environment once its slots are taken."""
@@ -327,7 +328,7 @@ class AsyncSessions:
             self.counts["overdue"] += 1
             msg = f"no answer within {work.timeout_s:g} s, while all that waits was blocked by "
             msg += self.loop_thread.culprit()
-            self.give(work.step, CallFailed("deadline", msg, True), work.record)
+            self.give(work.step, CallFailed(FailureCode.DEADLINE, msg, True), work.record)
 
     def leave(self, *, patient: bool) -> None:
         """End idle sessions; unless patient, also those that another worker can rebuild.
@@ -384,7 +385,7 @@ class AsyncSessions:
         group = self.rollouts.get(work.whose, {})
         session = group.get(work.step.session)
         if session is None and work.step.kind == "close":
-            self._answer(work, CallFailed("closed", "nothing is open", False))
+            self._answer(work, CallFailed(FailureCode.CLOSED, "nothing is open", False))
             return
         if session is None:
             session = AsyncSession(self, work)

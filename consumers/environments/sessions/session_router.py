@@ -14,7 +14,7 @@ from rollcall.consumers.environments.sessions.session_step import Give, SessionS
 from rollcall.consumers.environments.sessions.watched_threads import WatchedThreads
 from rollcall.sandbox.environment import EnvironmentKind
 from rollcall.sandbox.run_inline import run_inline
-from rollcall.schemas.errors import RollcallError
+from rollcall.schemas.errors import FailureCode, RollcallError
 from rollcall.schemas.messages import CallFailed
 
 
@@ -124,7 +124,7 @@ class SessionRouter:
         for work in late:
             msg = f"environment {name!r} is being imported for more than {work.timeout_s:g} s"
             if work.claim():
-                self.give(work.step, CallFailed("deadline", msg, True), work.record)
+                self.give(work.step, CallFailed(FailureCode.DEADLINE, msg, True), work.record)
         if late:
             lookup.waiting = [pair for pair in lookup.waiting if pair[0] not in late]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rollcall.consumers.log.protocols import Record
 from rollcall.sandbox.sessions import Sessions, make_stepped
-from rollcall.schemas.errors import ProgramFailed, RollcallError, WorkFailed
+from rollcall.schemas.errors import FailureCode, ProgramFailed, RollcallError, WorkFailed
 from rollcall.schemas.ids import rollout_of
 from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
@@ -88,11 +88,11 @@ async def answer_to(
         with within or nullcontext():
             answer = await sessions.handle(step, partition=work.record.partition, now=work.began)
     except ProgramFailed as error:
-        return CallFailed("deadline", str(error), True)
+        return CallFailed(FailureCode.DEADLINE, str(error), True)
     except WorkFailed as error:
         return CallFailed(error.code, str(error), error.retriable)
     except RollcallError as error:
-        return CallFailed("raised", str(error), False)
+        return CallFailed(FailureCode.RAISED, str(error), False)
     timed = make_stepped(
         answer.text,
         answer.reward,

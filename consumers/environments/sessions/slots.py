@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.errors import FailureCode, WorkFailed
 from rollcall.schemas.names import hint
 
 
@@ -55,7 +55,7 @@ class Slots:
             if name not in self.most:
                 msg = f"no setting says how many {name!r} this worker may hold: put {name} = 64, "
                 msg += f"say, into environments.slots; {hint(name, self.most)}"
-                raise WorkFailed("bad_config", msg, retriable=False)
+                raise WorkFailed(FailureCode.BAD_CONFIG, msg, retriable=False)
 
     async def take(
         self,

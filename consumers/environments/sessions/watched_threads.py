@@ -21,6 +21,7 @@ from rollcall.consumers.loop.time_guard import TimeGuard
 from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Make, Sessions
 from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped
 
@@ -270,7 +271,7 @@ class WatchedThreads:
         self.counts["abandoned"] += 1
         if isinstance(late, SessionStep):
             msg = f"no answer within {late.timeout_s:g} s; its environment was abandoned"
-            self.give(late.step, CallFailed("deadline", msg, True), late.record)
+            self.give(late.step, CallFailed(FailureCode.DEADLINE, msg, True), late.record)
         log.warning("environment_hung", rollout_id=late.rollout_id, timeout_s=late.timeout_s)
 
     def _bury(self, thread: SessionThread) -> None:
@@ -283,7 +284,7 @@ class WatchedThreads:
         self.counts["died"] += 1
         if work is not None:
             msg = f"the environment ended its thread: {type(error).__name__}"
-            self.give(work.step, CallFailed("raised", msg, False), work.record)
+            self.give(work.step, CallFailed(FailureCode.RAISED, msg, False), work.record)
         self.shared[0].ask(
             [ThreadTask(lambda _: run_inline(thread.sessions.close()), self.times.close_s)]
         )

@@ -7,7 +7,8 @@ The rule is implemented separately from the fold, so that the two can be compare
 
 from dataclasses import dataclass
 
-from rollcall.consumers.agents.fold.attempt import BUSY, FREE_FAILURES, MOST_BUSY
+from rollcall.consumers.agents.fold.attempt import FREE_FAILURES, MOST_BUSY
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import (
     NO_EPOCH,
     AttemptStarted,
@@ -40,10 +41,10 @@ class _Position:
     settled: bool = False
 
     def fail(self, body: CallFailed, limits: Limits, attempt: int) -> None:
-        if body.code == "session_lost" and attempt < limits.max_attempts:
+        if body.code == FailureCode.SESSION_LOST and attempt < limits.max_attempts:
             self.settled = True  # a new attempt follows
             return
-        busy = body.code == BUSY and self.busy < MOST_BUSY
+        busy = body.code == FailureCode.BUSY and self.busy < MOST_BUSY
         history = body.code in FREE_FAILURES and not self.with_history
         self.busy += busy
         self.failures += not (busy or history)

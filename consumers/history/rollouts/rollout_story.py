@@ -14,9 +14,8 @@ from rollcall.consumers.history.rollouts.rollout_search import journal_under, re
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import WireError
+from rollcall.schemas.errors import FailureCode, WireError
 from rollcall.schemas.messages import (
-    REPEATED,
     AttemptStarted,
     DeadlinePassed,
     Event,
@@ -73,7 +72,7 @@ class Story:
         """True if it is no rollout, but a repeated request for one."""
         event = self.entries[0].event
         body = event.body if event else None
-        return isinstance(body, RolloutRefused) and body.code == REPEATED
+        return isinstance(body, RolloutRefused) and body.code == FailureCode.REPEATED
 
     @property
     def end(self) -> Entry | None:

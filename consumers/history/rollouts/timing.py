@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from rollcall.consumers.agents.fold.phases import AttemptPhases
 from rollcall.consumers.history.rollouts.rollout_story import Entry, Story
+from rollcall.schemas.errors import FailureCode
 from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
@@ -23,25 +24,25 @@ ENVIRONMENT = "environment"
 WAITING = "waiting_for_model"
 OVERHEAD = "overhead"
 OF_MODELS = {
-    "prefix_needed",
-    "too_long",
-    "bad_sampling",
-    "bad_prefix",
-    "not_renderable",
-    "not_finite",
+    FailureCode.PREFIX_NEEDED,
+    FailureCode.TOO_LONG,
+    FailureCode.BAD_SAMPLING,
+    FailureCode.BAD_PREFIX,
+    FailureCode.NOT_RENDERABLE,
+    FailureCode.NOT_FINITE,
 }
 OF_ENVIRONMENTS = {
-    "bad_config",
-    "bad_history",
-    "box_died",
-    "box_unavailable",
-    "episode_over",
-    "history_needed",
-    "raised",
-    "session_lost",
-    "stale_attempt",
-    "unknown_environment",
-    "unknown_kind",
+    FailureCode.BAD_CONFIG,
+    FailureCode.BAD_HISTORY,
+    FailureCode.BOX_DIED,
+    FailureCode.BOX_UNAVAILABLE,
+    FailureCode.EPISODE_OVER,
+    FailureCode.HISTORY_NEEDED,
+    FailureCode.RAISED,
+    FailureCode.SESSION_LOST,
+    FailureCode.STALE_ATTEMPT,
+    FailureCode.UNKNOWN_ENVIRONMENT,
+    FailureCode.UNKNOWN_KIND,
 }
 """Codes that attribute a failure if its position never got an answer."""
 

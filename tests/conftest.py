@@ -1,7 +1,8 @@
 """One broker and registry for the whole run; a prefix of its own for every test that asks."""
 
+import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,16 @@ for number, handler in {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: nearly everything that is imported and collected stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

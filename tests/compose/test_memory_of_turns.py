@@ -18,6 +18,7 @@ from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest, Samplin
 from rollcall.schemas.packed_rows import PACK_CHARS
 from tests.support.held_bytes import held_bytes
 from tests.support.memory_cluster import POLICY, MemoryCluster, hired
+from tests.support.tiers import cases
 
 FUNCTIONS = Path(__file__).parents[1] / "support" / "plain_agents.py"
 PATIENCE_S = 60.0
@@ -70,7 +71,7 @@ def weighed(cluster: MemoryCluster, turns: int) -> dict[str, int]:
     return {name: min(look[name] for look in looks) for name in named}
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("api", cases(["chat", "responses"]))
 def test_workers_hold_little_more_than_the_tokens_of_each_turn(
     api: str, cluster: MemoryCluster
 ) -> None:

@@ -10,13 +10,14 @@ import torch
 from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.schemas.messages import Trajectory
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 AGENT = Path(__file__).parents[1] / "support" / "lake_agent.py"
 HOSTED = f"""agent = "hosted"
 agent_config = {{ agent = "python", function = "{AGENT}:play" }}
 """
-SEEDS = range(1_000_000, 1_000_128)
+HELD_OUT = range(1_000_000, 1_000_128)
 
 
 def hosted(recipe: str) -> str:
@@ -25,17 +26,17 @@ def hosted(recipe: str) -> str:
     return recipe.replace("[task]\n", f"[task]\n{HOSTED}")
 
 
-def played(world: World) -> dict[int, Trajectory]:
-    """One greedy rollout for each of the demo's held-out seeds, of the policy as it begins."""
+def played(world: World, seeds: range) -> dict[int, Trajectory]:
+    """One greedy rollout for each seed, of the policy as it begins."""
     world.trainer()
     assert [each.version for each in world.versions()] == [0]
     template = world.folder.recipe.template("lake", world.folder.policy_id)
     sampling = replace(template.sampling, temperature=0.0)
-    for seed in SEEDS:
+    for seed in seeds:
         task = replace(template.task, seed=seed)
         world.ask(replace(template, rollout_id=f"s{seed}", task=task, sampling=sampling))
     deadline = time.monotonic() + 120
-    while len(ended := _asked_here(world)) < len(SEEDS):
+    while len(ended := _asked_here(world)) < len(seeds):
         assert time.monotonic() < deadline, f"{len(ended)} have ended"
         for loop in world.loops:
             loop.turn(0.0)
@@ -56,22 +57,26 @@ def what_was_learned_from(trajectory: Trajectory) -> tuple[object, ...]:
 
 
 @pytest.mark.timeout(300)
-def test_hosted_agent_gives_the_same_tokens_and_rewards_as_native(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", cases([16, len(HELD_OUT)]))
+def test_hosted_agent_gives_the_same_tokens_and_rewards_as_native(
+    tmp_path: Path, count: int
+) -> None:
+    seeds = HELD_OUT[:count]
     _, text = load_recipe("lake-any-start")
     text = text[: text.index("[evaluation]")]
     # What the trainer asks for, to learn from it, is played beside them: as little as it can be.
     least = "groups_per_step = 1\ngroup_size = 2"
     assert "groups_per_step = 8\ngroup_size = 8" in text
     text = text.replace("groups_per_step = 8\ngroup_size = 8", least)
-    native = played(World(tmp_path / "native", text))
+    native = played(World(tmp_path / "native", text), seeds)
     world = World(tmp_path / "hosted", hosted(text))
     try:
-        foreign = played(world)
+        foreign = played(world, seeds)
     finally:
         world.close()
 
-    assert native.keys() == foreign.keys() == set(SEEDS)
-    for seed in SEEDS:
+    assert native.keys() == foreign.keys() == set(seeds)
+    for seed in seeds:
         assert what_was_learned_from(native[seed]) == what_was_learned_from(foreign[seed])
 
 

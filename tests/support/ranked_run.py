@@ -1,16 +1,20 @@
 """Whole runs on the in-memory log, one after the other, whose trainer is several processes.
 
-`python -m tests.support.ranked_run RANK COUNT DIRECTORY`: DIRECTORY holds a folder for each run,
-with its recipe. Rank 0 has the log, and everybody who works on it; the others follow it. In the end
-each run is trained again from its record, as `rollcall retrain` does.
+`python -m tests.support.ranked_run COUNT DIRECTORY`: DIRECTORY holds a folder for each run, with
+its recipe. The ranks are forked off this process, so libraries are imported once for all of them.
+Rank 0 has the log and all workers; the others follow it. In the end each run is trained again from
+its record, as `rollcall retrain` does.
 """
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import orjson
 import torch
+import transformers.models.gpt2.modeling_gpt2
 
 from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.processes import die_with_parent
@@ -19,11 +23,13 @@ from rollcall.compose.settings import Settings
 from rollcall.compose.workers.rank_processes import sharded
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.schemas.errors import RollcallError
+from rollcall.trainer.learner import sharded_learner
 from rollcall.trainer.learner.ranks import ProcessRanks
 from tests.support.tiny_run import World
 
 RECIPE, SAID, AGAIN = "recipe.toml", "said.json", "again.json"
-REFUSED = 2
+IMPORTED = (sharded_learner, transformers.models.gpt2.modeling_gpt2)
+"""Modules that a rank would import by itself."""
 RUN_ID = "ranked"
 """Rollouts are named by it, and their names decide in which order groups come to be complete: runs
 of two names may take their steps on other batches."""
@@ -70,24 +76,41 @@ def follow(ranks: ProcessRanks) -> None:
     sharded(folder, settings, ranks).follow()
 
 
-def main(rank: str, count: str, directory: str) -> int:
-    die_with_parent()
+def run(rank: int, count: int, place: Path) -> int:
+    """Be one rank of all runs; return the exit code."""
     torch.set_num_threads(1)
-    place = Path(directory)
-    ranks = ProcessRanks.join("cpu", f"file://{place / 'meet'}", int(rank), int(count))
+    ranks = ProcessRanks.join("cpu", f"file://{place / 'meet'}", rank, count)
     runs = sorted(path.parent for path in place.glob(f"*/{RECIPE}"))
     try:
-        if ranks.rank:
+        if rank:
             for _ in runs:
                 follow(ranks)
-        worlds = [] if ranks.rank else [lead(ranks, run) for run in runs]
+        worlds = [] if rank else [lead(ranks, run) for run in runs]
         ranks.leave()
         for world, run in zip(worlds, runs, strict=False):
             train_again(world, run)
     except RollcallError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return REFUSED
+        return 1
     return 0
+
+
+def main(count: str, directory: str) -> int:
+    children = []
+    for rank in range(int(count)):
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            code = 1
+            try:
+                code = run(rank, int(count), Path(directory))
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return int(any(codes))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rollcall.consumers.history.runs.run_curve import HELD_OUT, RunCurve
 from rollcall.consumers.history.runs.run_figures import RunFigures
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
-from tests.support.command_line import refused, rollcall
+from tests.support.command_line import call, refused, rollcall
 from tests.support.scored_trajectories import scored
 from tests.support.tiny_run import RECIPE
 
@@ -142,14 +142,18 @@ def test_required_goal_must_exist(tmp_path: Path) -> None:
     assert "has no goal" in said
 
 
-def test_missed_goal_has_its_own_exit_code(tmp_path: Path) -> None:
+def test_missed_goal_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = RECIPE.replace("steps = 4", "steps = 1").replace("every = 2", "every = 2\ngoal = 1.0")
     (tmp_path / "tiny.toml").write_text(text)
 
-    done = rollcall("run", "tiny.toml", "--require-goal", "--log=memory", cwd=tmp_path)
+    code = call(None, "run", "tiny.toml", "--require-goal", "--log=memory")
 
-    assert done.returncode == 3, done.stderr
-    assert "the goal of 1 held-out success was missed" in done.stderr
+    said = capsys.readouterr().err
+    assert code == 3, said
+    assert "the goal of 1 held-out success was missed" in said
 
 
 def test_missing_measurement_is_null_in_curves_and_empty_in_lines(

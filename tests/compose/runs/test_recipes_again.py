@@ -15,10 +15,13 @@ from rollcall.schemas.messages import Trajectory
 from rollcall.schemas.objects import ObjectStore
 from tests.support import tiny_gguf
 from tests.support.engines import has, left_out
+from tests.support.tiers import cases
 from tests.support.waiting import until
 from tests.support.whole_run import WholeRun
 
 STEPS = 2
+QUICKLY = {"lake-any-start", "solver-verifier", "smol-sums"}
+"""One policy, several of them, and a language model."""
 
 
 class Whole(WholeRun):
@@ -74,7 +77,7 @@ def stand_in(directory: Path) -> Path:
     return made
 
 
-@pytest.fixture(params=SHIPPED)
+@pytest.fixture(params=cases(SHIPPED, QUICKLY))
 def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Whole]:
     name = request.param
     if name == "repairs" and not has("bwrap"):

@@ -63,21 +63,9 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for kind in selected(request, "kind"):
         (place / kind).mkdir()
         (place / kind / RECIPE_FILE).write_text(recipe_of(kind, 2))
-    command = [sys.executable, "-m", "tests.support.ranked_run"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(place)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ended = [(rank.communicate(timeout=200)[1], rank.returncode) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [code for _, code in ended] == [0, 0], b"".join(said for said, _ in ended).decode()
+    command = [sys.executable, "-m", "tests.support.ranked_run", "2", str(place)]
+    ended = subprocess.run(command, capture_output=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
     return place
 
 

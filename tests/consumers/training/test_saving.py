@@ -35,6 +35,7 @@ from rollcall.trainer.weights import publication
 from rollcall.trainer.weights.publication import Publication, Publishing
 from tests.support.later_executor import Died, LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 LATER = replace(CONFIG, save="async")
@@ -202,13 +203,16 @@ def test_no_checkpoint_replaces_one_with_unacked_records(
 
 @pytest.mark.parametrize(
     ("config", "executor"),
-    [
-        (CONFIG, InlineExecutor),
-        (LATER, InlineExecutor),
-        (LATER, LaterExecutor),
-        (EARLY, LaterExecutor),
-    ],
-    ids=["sync", "async", "async, late", "early, late"],
+    cases(
+        [
+            (CONFIG, InlineExecutor),
+            (EARLY, LaterExecutor),
+            (LATER, InlineExecutor),
+            (LATER, LaterExecutor),
+        ],
+        2,
+    ),
+    ids=["sync", "early, late", "async", "async, late"],
 )
 def test_a_trainer_killed_at_any_point_loses_and_doubles_nothing(
     config: LearnerConfig,

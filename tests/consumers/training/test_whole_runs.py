@@ -76,7 +76,7 @@ def taken(stage: Stage) -> Taken:
     ]
 
 
-@pytest.mark.parametrize("outage", [True, False], ids=["outage", "others"])
+@pytest.mark.parametrize("outage", cases([True, False]), ids=["outage", "others"])
 def test_a_fault_between_a_step_and_its_record_changes_no_step(
     tmp_path: Path, outage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

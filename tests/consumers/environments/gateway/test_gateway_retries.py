@@ -16,6 +16,7 @@ from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, StepReply
 from tests.support.raw_http import Raw, exchange, request
 from tests.support.served_endpoint import Script, ServedEndpoint, serving
+from tests.support.tiers import cases
 from tests.support.waiting import holds
 
 CHAT = "/v1/chat/completions"
@@ -86,7 +87,7 @@ def offsets(size: int, retries: int) -> Sequence[int]:
     return (0, 1, size // 2, size - 1)
 
 
-@pytest.mark.parametrize(("path", "stream"), FORMS)
+@pytest.mark.parametrize(("path", "stream"), cases(FORMS, {FORMS[0], FORMS[3]}))
 def test_an_answer_cut_at_any_byte_is_repeated_and_asked_once(path: str, stream: bool) -> None:
     async def run() -> None:
         async with serving(numbered(), GatewayLimits()) as served:

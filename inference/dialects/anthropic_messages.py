@@ -1,11 +1,8 @@
 """Anthropic's messages: `POST /v1/messages`, and `/v1/messages/count_tokens`.
 
-A message there holds blocks: a user turn with several results becomes several `tool` messages here,
-and text beside them a user message. A result that is an error says so in its text. `input` is an
-object; arguments that are no object are returned as text. Thinking blocks in requests are ignored.
-
-A stop string that ended an answer is named if the request asked for it; if it is the rollout's own,
-the stop reason is the end of the turn.
+A message of the API holds blocks. A user turn with several tool results becomes several `tool`
+messages here, and text beside them a user message. The text of a result that is an error says so.
+Thinking blocks in requests are ignored. `anthropic_answers.py` makes the answers.
 """
 
 from collections.abc import Sequence
@@ -15,19 +12,16 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
+from rollcall.inference.dialects.anthropic_answers import error_value, message_events, message_of
 from rollcall.inference.dialects.dialect import (
     Conversations,
-    Declined,
     Dialect,
     ParsedRequest,
-    TooLong,
-    finish_word,
     policy_of,
     sent_event,
 )
-from rollcall.inference.dialects.message_events import message_events
 from rollcall.inference.dialects.read_body import (
-    TAKEN,
+    BODY_CONFIG,
     Content,
     Many,
     Messages,
@@ -42,32 +36,21 @@ from rollcall.inference.dialects.read_body import (
     tools_text,
 )
 from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
-from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import (
     ToolCall,
-    arguments_of,
     json_text,
-    tool_calls_of,
     tool_calls_text,
 )
 
 Value = dict[str, Any]
-KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    529: "overloaded_error",
-}
-STOPPED = "stop_sequence"
 ERROR = "Error: "
-"""The prefix of a result that the client marks as an error; templates have no field for that."""
+"""The prefix of a result that the client marks as an error: templates have no field for that."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Used:
+class _ToolUse:
     type: Literal["tool_use"]
     id: str
     name: str
@@ -83,7 +66,7 @@ class _ToolResultBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Thought:
+class _Thinking:
     type: Literal["thinking", "redacted_thinking"]
 
 
@@ -96,7 +79,7 @@ class _User:
 @dataclass(frozen=True, slots=True)
 class _AssistantTurn:
     role: Literal["assistant"]
-    content: str | Many[Annotated[TextPart | _Used | _Thought, Field(discriminator="type")]]
+    content: str | Many[Annotated[TextPart | _ToolUse | _Thinking, Field(discriminator="type")]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +111,9 @@ class _ChosenTool:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """The part of a request that is counted."""
+    """The part of a request whose tokens are counted."""
 
-    __pydantic_config__ = TAKEN
+    __pydantic_config__ = BODY_CONFIG
 
     messages: Annotated[
         Messages[Annotated[_User | _AssistantTurn | _Instruction, Field(discriminator="role")]],
@@ -152,56 +135,56 @@ class _MessagesBody(_Prompt):
 
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
-    taken = read_body(body, _MessagesBody)
+    fields = read_body(body, _MessagesBody)
     request = AgentRequest(
         "model",
-        _messages(taken),
-        policy=policy_of(taken.model, policies),
-        tools=_tools(taken),
-        tool_choice=_choice_of(taken),
-        stop=tuple(text for text in taken.stop_sequences or () if text),
-        max_tokens=taken.max_tokens,
-        temperature=taken.temperature,
-        top_p=taken.top_p,
+        _messages(fields),
+        policy=policy_of(fields.model, policies),
+        tools=_tools(fields),
+        tool_choice=_choice_of(fields),
+        stop=tuple(text for text in fields.stop_sequences or () if text),
+        max_tokens=fields.max_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
     )
-    return ParsedRequest(request, stream=bool(taken.stream))
+    return ParsedRequest(request, stream=bool(fields.stream))
 
 
 def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
-    taken = read_body(body, _Prompt)
-    policy = policy_of(taken.model, policies)
+    fields = read_body(body, _Prompt)
+    policy = policy_of(fields.model, policies)
     return ParsedRequest(
-        AgentRequest("model", _messages(taken), policy=policy, tools=_tools(taken), max_tokens=0)
+        AgentRequest("model", _messages(fields), policy=policy, tools=_tools(fields), max_tokens=0)
     )
 
 
-def _messages(taken: _Prompt) -> tuple[Message, ...]:
-    system = joined(taken.system)
-    said = [BodyMessage(Message("system", system))] if system else []
-    for at, message in enumerate(taken.messages):
+def _messages(fields: _Prompt) -> tuple[Message, ...]:
+    system = joined(fields.system)
+    messages = [BodyMessage(Message("system", system))] if system else []
+    for at, message in enumerate(fields.messages):
         if isinstance(message, _AssistantTurn):
-            said.append(_assistant(message.content, at))
+            messages.append(_assistant(message.content, at))
         elif isinstance(message, _Instruction):
-            said.append(BodyMessage(Message("system", joined(message.content))))
+            messages.append(BodyMessage(Message("system", joined(message.content))))
         elif isinstance(message.content, str):
-            said.append(BodyMessage(Message("user", message.content)))
+            messages.append(BodyMessage(Message("user", message.content)))
         else:
-            said += _user(message.content, at)
-    return match_results(said)
+            messages += _user(message.content, at)
+    return match_results(messages)
 
 
 def _assistant(content: str | Sequence[Any], at: int) -> BodyMessage:
     if isinstance(content, str):
         return BodyMessage(Message("assistant", content))
-    used = [(number, block) for number, block in enumerate(content) if isinstance(block, _Used)]
+    uses = [(number, block) for number, block in enumerate(content) if isinstance(block, _ToolUse)]
     try:
-        calls = [ToolCall(block.id, block.name, json_text(block.input)) for _, block in used]
+        calls = [ToolCall(block.id, block.name, json_text(block.input)) for _, block in uses]
     except ValueError:
         msg = "hold a number that is not finite"
         raise malformed(msg, "messages") from None
     places = [
         ToolCallPlace(block.id, block.name, f"messages[{at}].content[{number}].id")
-        for number, block in used
+        for number, block in uses
     ]
     text = "".join(block.text for block in content if isinstance(block, TextPart))
     return BodyMessage(Message("assistant", text, tool_calls_text(calls)), calls=places)
@@ -209,20 +192,20 @@ def _assistant(content: str | Sequence[Any], at: int) -> BodyMessage:
 
 def _user(blocks: Sequence[TextPart | _ToolResultBlock], at: int) -> list[BodyMessage]:
     """Return adjacent texts as one message, and each result as a message of its own."""
-    said: list[BodyMessage] = []
+    messages: list[BodyMessage] = []
     texts: list[str] = []
     for number, block in enumerate(blocks):
         if isinstance(block, TextPart):
             texts.append(block.text)
             continue
         if texts:
-            said.append(BodyMessage(Message("user", "".join(texts))))
+            messages.append(BodyMessage(Message("user", "".join(texts))))
             texts = []
         result = Message("tool", _content_of(block), "", block.tool_use_id)
-        said.append(BodyMessage(result, f"messages[{at}].content[{number}].tool_use_id"))
-    if texts or not said:
-        said.append(BodyMessage(Message("user", "".join(texts))))
-    return said
+        messages.append(BodyMessage(result, f"messages[{at}].content[{number}].tool_use_id"))
+    if texts or not messages:
+        messages.append(BodyMessage(Message("user", "".join(texts))))
+    return messages
 
 
 def _content_of(result: _ToolResultBlock) -> str:
@@ -230,71 +213,27 @@ def _content_of(result: _ToolResultBlock) -> str:
     return f"{ERROR}{content}" if result.is_error else content
 
 
-def _tools(taken: _Prompt) -> str:
-    return tools_text((t.name, t.description, t.input_schema) for t in taken.tools or ())
+def _tools(fields: _Prompt) -> str:
+    return tools_text((t.name, t.description, t.input_schema) for t in fields.tools or ())
 
 
-def _choice_of(taken: _Prompt) -> str:
-    choice = taken.tool_choice
+def _choice_of(fields: _Prompt) -> str:
+    choice = fields.tool_choice
     if isinstance(choice, _ChosenTool):
-        return tool_choice_of("named", choice.name, [tool.name for tool in taken.tools or ()])
+        return tool_choice_of("named", choice.name, [tool.name for tool in fields.tools or ()])
     return {"any": "required"}.get(choice.type, choice.type) if choice else "auto"
 
 
 def _body(parsed: ParsedRequest, reply: ModelReply) -> bytes:
-    return orjson.dumps(_message(parsed, reply))
+    return orjson.dumps(message_of(parsed, reply))
 
 
 def _events(parsed: ParsedRequest, reply: ModelReply) -> bytes:
-    return message_events(_message(parsed, reply))
-
-
-def _message(parsed: ParsedRequest, reply: ModelReply) -> Value:
-    choice = reply.choices[0]
-    stop = STOPPED if choice.stopped_by in parsed.request.stop else "end_turn"
-    reason = finish_word(choice, length="max_tokens", calls="tool_use", stop=stop)
-    return {
-        "id": f"msg_{reply.id}",
-        "type": "message",
-        "role": "assistant",
-        "model": parsed.request.policy,
-        "content": _blocks(choice),
-        "stop_reason": reason,
-        "stop_sequence": choice.stopped_by if reason == STOPPED else None,
-        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.sampled_tokens},
-    }
-
-
-def _blocks(choice: Choice) -> list[Value]:
-    """Return a text block, left out if it is empty beside calls, then the calls."""
-    calls = tool_calls_of(choice.tool_calls)
-    said = [{"type": "text", "text": choice.text}] if choice.text or not calls else []
-    return said + [_call_block(call) for call in calls]
-
-
-def _call_block(call: ToolCall) -> Value:
-    if arguments_of(call.arguments) is None:
-        return {"type": "text", "text": call.arguments}
-    # Kept as text: orjson does not write integers of arbitrary size.
-    given = orjson.Fragment(call.arguments)
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    return message_events(message_of(parsed, reply))
 
 
 def _count_body(_: ParsedRequest, reply: ModelReply) -> bytes:
     return orjson.dumps({"input_tokens": reply.prompt_tokens})
-
-
-def _error(declined: Declined) -> Value:
-    known = "invalid_request_error" if declined.status < 500 else "api_error"
-    kind = KINDS.get(declined.status, known)
-    return {"type": "error", "error": {"type": kind, "message": _words(declined)}}
-
-
-def _words(declined: Declined) -> str:
-    """Return the message; clients recognise a prompt that is too long by Anthropic's wording."""
-    if isinstance(declined, TooLong):
-        return f"prompt is too long: {declined.tokens} tokens > {declined.most} maximum"
-    return str(declined)
 
 
 MESSAGES = Dialect(
@@ -302,8 +241,8 @@ MESSAGES = Dialect(
     read=_read,
     body=_body,
     events=_events,
-    error=lambda declined: orjson.dumps(_error(declined)),
-    error_event=lambda declined: sent_event(_error(declined), "error"),
+    error=lambda declined: orjson.dumps(error_value(declined)),
+    error_event=lambda declined: sent_event(error_value(declined), "error"),
     waiting=sent_event({"type": "ping"}, "ping"),
 )
 COUNT_TOKENS = Dialect(

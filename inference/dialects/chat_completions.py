@@ -1,8 +1,6 @@
 """OpenAI's chat completions: `POST /v1/chat/completions`.
 
-Read, beside messages and tools: `stop` as text or list, `max_tokens` or `max_completion_tokens`,
-`n`, `temperature`, `top_p`, `seed`, `logprobs`, `top_logprobs`, `stream`, `stream_options`, and
-vLLM's `return_token_ids`. Unknown keys are ignored.
+`_ChatBody` lists the keys that are read, among them vLLM's `return_token_ids`; others are ignored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +14,17 @@ from rollcall.inference.dialects.dialect import (
     Conversations,
     Dialect,
     ParsedRequest,
-    finish_word,
+    finish_reason,
     policy_of,
     sent_event,
 )
-from rollcall.inference.dialects.openai_errors import error_value
+from rollcall.inference.dialects.openai_parts import (
+    check_top_logprobs,
+    error_value,
+    sampled_logprobs,
+)
 from rollcall.inference.dialects.read_body import (
-    TAKEN,
+    BODY_CONFIG,
     Content,
     Many,
     Messages,
@@ -34,7 +36,6 @@ from rollcall.inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
 from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply
 from rollcall.schemas.messages import Message
@@ -107,7 +108,7 @@ class _StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class _ChatBody:
-    __pydantic_config__ = TAKEN
+    __pydantic_config__ = BODY_CONFIG
 
     messages: Annotated[
         Messages[
@@ -133,43 +134,49 @@ class _ChatBody:
 
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
-    taken = read_body(body, _ChatBody)
-    if taken.logprobs:
-        check_top_logprobs(taken.top_logprobs)
-    tools = taken.tools or []
-    limits = [most for most in (taken.max_completion_tokens, taken.max_tokens) if most is not None]
-    stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
+    fields = read_body(body, _ChatBody)
+    if fields.logprobs:
+        check_top_logprobs(fields.top_logprobs)
+    tools = fields.tools or []
+    limits = [
+        most for most in (fields.max_completion_tokens, fields.max_tokens) if most is not None
+    ]
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     request = AgentRequest(
         "model",
-        match_results(_told(message, at) for at, message in enumerate(taken.messages)),
-        policy=policy_of(taken.model, policies),
+        match_results(_body_message(message, at) for at, message in enumerate(fields.messages)),
+        policy=policy_of(fields.model, policies),
         tools=tools_text(
             (t.function.name, t.function.description, t.function.parameters) for t in tools
         ),
-        tool_choice=_choice_of(taken.tool_choice, [tool.function.name for tool in tools]),
+        tool_choice=_choice_of(fields.tool_choice, [tool.function.name for tool in tools]),
         stop=tuple(text for text in stop if text),
-        max_tokens=min(limits, default=None),
-        n=taken.n or 1,
-        logprobs=bool(taken.logprobs),
-        token_ids=bool(taken.return_token_ids),
-        temperature=taken.temperature,
-        top_p=taken.top_p,
-        seed=taken.seed,
+        max_tokens=min((most for most in limits if most is not None), default=None),
+        n=fields.n or 1,
+        logprobs=bool(fields.logprobs),
+        token_ids=bool(fields.return_token_ids),
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        seed=fields.seed,
     )
-    usage = taken.stream_options is not None and bool(taken.stream_options.include_usage)
+    usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
     return ParsedRequest(
         request,
-        stream=bool(taken.stream),
+        stream=bool(fields.stream),
         include_usage=usage,
-        alternatives=bool(taken.top_logprobs),
+        alternatives=bool(fields.top_logprobs),
     )
 
 
-def _told(message: _PlainMessage | _AssistantMessage | _ToolMessage, at: int) -> BodyMessage:
+def _body_message(
+    message: _PlainMessage | _AssistantMessage | _ToolMessage, at: int
+) -> BodyMessage:
     content = joined(message.content)
     if isinstance(message, _AssistantMessage):
-        made = message.tool_calls or ()
-        calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in made]
+        calls = [
+            ToolCall(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or ()
+        ]
         places = [
             ToolCallPlace(call.id, call.name, f"messages[{at}].tool_calls[{number}].id")
             for number, call in enumerate(calls)
@@ -219,16 +226,16 @@ def _events(parsed: ParsedRequest, reply: ModelReply) -> bytes:
 
 
 def _deltas(parsed: ParsedRequest, choice: Choice) -> Iterable[dict[str, Any]]:
-    """Yield what each chunk adds to one choice, in order."""
+    """Yield the part of one choice that each chunk adds, in order."""
     yield {"delta": {"role": "assistant", "content": ""}}
     if choice.text:
         yield {"delta": {"content": choice.text}}
     for index, call in enumerate(tool_calls_of(choice.tool_calls)):
         function = {"name": call.name, "arguments": ""}
-        opened = {"index": index, "id": call.id, "type": "function", "function": function}
-        yield {"delta": {"tool_calls": [opened]}}
-        spoken = {"index": index, "function": {"arguments": call.arguments}}
-        yield {"delta": {"tool_calls": [spoken]}}
+        start = {"index": index, "id": call.id, "type": "function", "function": function}
+        yield {"delta": {"tool_calls": [start]}}
+        arguments = {"index": index, "function": {"arguments": call.arguments}}
+        yield {"delta": {"tool_calls": [arguments]}}
     logprobs = {"logprobs": _logprobs(parsed, choice)} if parsed.request.logprobs else {}
     yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(parsed, choice)
 
@@ -257,14 +264,14 @@ def _message(choice: Choice) -> dict[str, Any]:
 
 
 def _finish(choice: Choice) -> str:
-    return finish_word(choice, length="length", calls="tool_calls", stop="stop")
+    return finish_reason(choice, length="length", calls="tool_calls", stop="stop")
 
 
 def _logprobs(parsed: ParsedRequest, choice: Choice) -> dict[str, Any] | None:
     if not parsed.request.logprobs:
         return None
-    told = sampled_logprobs(choice, alternatives=parsed.alternatives)
-    return {"content": told, "refusal": None}
+    content = sampled_logprobs(choice, alternatives=parsed.alternatives)
+    return {"content": content, "refusal": None}
 
 
 def _token_ids(parsed: ParsedRequest, choice: Choice) -> dict[str, Any]:

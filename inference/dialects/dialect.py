@@ -1,4 +1,4 @@
-"""The definition of a dialect, and the parts that all share: requests, answers, refusals."""
+"""The definition of a dialect, and the parts that all dialects share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +17,20 @@ Conversations = Mapping[str, Sequence[Message]]
 
 
 class Declined(Refused):
-    """A request that gets an HTTP error: its status, a code, the field that it is about.
+    """The refusal of a request: an HTTP status, a code, a message, and the field concerned.
 
-    A 5xx without `retry_after_s` is final, and clients are told not to try again.
+    A 5xx without `retry_after_s` is final: clients are told not to try again.
     """
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None,
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
         retry_after_s: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -34,14 +39,17 @@ class Declined(Refused):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that vendors' clients obey, beside the status."""
+        """Return the headers by which vendors' clients decide on a retry."""
         if self.retry_after_s is not None:
             return {"Retry-After": str(self.retry_after_s)}
         return {"x-should-retry": "false"} if self.status >= 500 else {}
 
 
 class TooLong(Declined):
-    """A prompt is too long. Clients recognise it by the vendor's wording and stop or shorten it."""
+    """The refusal of a prompt that is too long.
+
+    Clients recognise it by the vendor's wording, and stop or shorten the prompt.
+    """
 
     def __init__(self, tokens: int, most: int) -> None:
         msg = (
@@ -55,7 +63,7 @@ class TooLong(Declined):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One parsed request of an agent: the ask, and the form of the reply."""
+    """One parsed HTTP request of an agent: its content, and the form of the answer."""
 
     request: AgentRequest
     stream: bool = False
@@ -71,23 +79,23 @@ class ParsedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One vendor's API. All its functions are pure; only `read` refuses."""
+    """One vendor's API. Its functions are pure; only `read` raises."""
 
     name: str
     read: Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
-    """Read a body, with the policies of the rollout. Raises Declined."""
+    """Parse a body; given are the rollout's policies and earlier conversations. Raises Declined."""
     body: Callable[[ParsedRequest, ModelReply], bytes]
-    """The answer as JSON."""
+    """Return the answer as JSON."""
     events: Callable[[ParsedRequest, ModelReply], bytes]
-    """The answer as server-sent events, from the first to the last."""
+    """Return the whole answer as server-sent events."""
     error: Callable[[Declined], bytes]
-    """The JSON body that goes with the refusal's status."""
+    """Return the JSON body of a refusal."""
     error_event: Callable[[Declined], bytes]
-    """The same as an event that ends a stream which has begun."""
+    """Return a refusal as the last event of a stream that has begun."""
     waiting: bytes = b": wait\n\n"
-    """The keep-alive of a stream that has begun and has no answer yet."""
+    """The keep-alive event of a stream that has begun and has no answer yet."""
     kept: Callable[[ParsedRequest, ModelReply], Conversations] = lambda parsed, reply: {}
-    """The conversations that a session must keep, for later requests that continue from them."""
+    """Return the conversations to keep in the session, since later requests may continue them."""
 
 
 def policy_of(model: str | None, policies: Sequence[str]) -> str:
@@ -104,7 +112,7 @@ def policy_of(model: str | None, policies: Sequence[str]) -> str:
     raise Declined(404, "model_not_found", msg, param="model")
 
 
-def finish_word(choice: Choice, *, length: str, calls: str, stop: str) -> str:
+def finish_reason(choice: Choice, *, length: str, calls: str, stop: str) -> str:
     """Return a vendor's finish reason; an answer cut by its length has `length` even with calls."""
     if choice.finish == "length":
         return length
@@ -112,7 +120,7 @@ def finish_word(choice: Choice, *, length: str, calls: str, stop: str) -> str:
 
 
 def sent_event(value: object, name: str = "") -> bytes:
-    """Return one server-sent event; its JSON contains no line end, not even Unicode's."""
+    """Return one server-sent event, whose JSON contains no line end."""
     data = orjson.dumps(value)
     for line_end, escaped in LINE_ENDS:
         data = data.replace(line_end, escaped)

@@ -1,7 +1,6 @@
-"""Request bodies: validated against a dialect's dataclasses; refusals name the field.
+"""Validation of request bodies by the dataclasses of a dialect; refusals name the field.
 
-Unknown keys are ignored, as agents send many. No value is converted: a number given as text is
-refused.
+Unknown keys are ignored, as agents send many. No value is converted: a number in quotes is refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,28 +22,33 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 
-class _FirstFault(FailFast):
+class _FailFast(FailFast):
     """A hashable FailFast, since an alternative of a union must be hashable."""
 
     def __hash__(self) -> int:
         return id(type(self))
 
 
-TAKEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+BODY_CONFIG = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 MOST = 2**31 - 1
 Tokens = Annotated[int, Field(ge=1, le=MOST)]
 Temperature = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 MOST_MESSAGES = 20_000
-Many = Annotated[list[T], _FirstFault()]
-"""A list whose validation stops at the first wrong item, so that errors are not collected."""
-Messages = Annotated[list[T], _FirstFault(), Field(max_length=MOST_MESSAGES)]
+Many = Annotated[list[T], _FailFast()]
+"""A list whose validation stops at the first wrong item: one may have thousands."""
+Messages = Annotated[list[T], _FailFast(), Field(max_length=MOST_MESSAGES)]
 FOUND_CHARS = 80
-WORDS_CHARS = 1000
-WORDS = (
-    ("Input should be", "must be"), ("List should have", "must have"), ("a valid array", "a list"),
-    ("a valid integer", "an integer"), ("a valid string", "a text"), ("a valid ", "a "),
-)  # fmt: skip
+MESSAGE_CHARS = 1000
+WORDING = (
+    ("Input should be", "must be"),
+    ("List should have", "must have"),
+    ("a valid array", "a list"),
+    ("a valid integer", "an integer"),
+    ("a valid string", "a text"),
+    ("a valid ", "a "),
+)
+"""Phrases of pydantic's messages, and those of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +66,33 @@ MOST_OBJECTS = 250_000
 MOST_VALUES = 2_000_000
 """The most values in one body: parsing it blocks the worker's other requests."""
 MOST_DEEP = 200
-"""The nesting depth of lists and objects that the parser accepts; the limit is the parser's."""
+"""The nesting depth of lists and objects that the parser accepts; it cannot be set."""
 TOO_DEEP = "recursion limit exceeded"
 """The parser's message for a body that is nested too deep."""
 
 
-def read_body(body: bytes, taken: type[B]) -> B:
-    """Parse a body as the dialect's type. Raises Declined (400), naming field, found, wanted."""
+def read_body(body: bytes, body_type: type[B]) -> B:
+    """Parse a body as a dataclass of the dialect.
+
+    Raises Declined (400), which names the field, the value and the expected one. Text that is no
+    valid Unicode is repaired.
+    """
     _check_size(body)
     try:
-        return _validated(body, taken)
+        return _validated(body, body_type)
     except ValidationError as error:
-        mended = replace_surrogates(body) if _is_no_json(error) else body
-        if mended is body:
+        repaired = replace_surrogates(body) if _is_no_json(error) else body
+        if repaired is body:
             raise _declined(error, body) from None
     try:
-        return _validated(mended, taken)
+        return _validated(repaired, body_type)
     except ValidationError as error:
-        raise _declined(error, mended) from None
+        raise _declined(error, repaired) from None
 
 
-def _validated(body: bytes, taken: type[B]) -> B:
-    read: B = _adapter_of(cast(Any, taken)).validate_json(body)
-    return read
+def _validated(body: bytes, body_type: type[B]) -> B:
+    value: B = _adapter_of(cast(Any, body_type)).validate_json(body)
+    return value
 
 
 def _is_no_json(error: ValidationError) -> bool:
@@ -155,13 +163,13 @@ def _declined(error: ValidationError, body: bytes) -> Declined:
     if _is_no_json(error):
         return Declined(400, "invalid_request_error", _no_json(errors[0]["msg"]))
     value = from_json(body)
-    told = [_told(one, value) for one in errors]
-    furthest = max(len(path) for path, _, _ in told)
-    path, _, found = next(one for one in told if len(one[0]) == furthest)
-    wanted = dict.fromkeys(words for at, words, _ in told if at == path)
-    place = _written(path)
-    words = clean_text(f"{place or 'the body'} {' or '.join(wanted)}{found}", WORDS_CHARS)
-    return Declined(400, "invalid_request_error", words, param=place or None)
+    faults = [_fault_of(one, value) for one in errors]
+    deepest = max(len(path) for path, _, _ in faults)
+    path, _, found = next(one for one in faults if len(one[0]) == deepest)
+    wanted = dict.fromkeys(expected for at, expected, _ in faults if at == path)
+    place = _field_name(path)
+    msg = clean_text(f"{place or 'the body'} {' or '.join(wanted)}{found}", MESSAGE_CHARS)
+    return Declined(400, "invalid_request_error", msg, param=place or None)
 
 
 def _no_json(words: str) -> str:
@@ -172,26 +180,27 @@ def _no_json(words: str) -> str:
     return f"the body is nested more than {MOST_DEEP} deep{place}; send JSON that is flatter"
 
 
-def _told(error: ErrorDetails, body: object) -> tuple[Path, str, str]:
+def _fault_of(error: ErrorDetails, body: object) -> tuple[Path, str, str]:
     """Return the path of an error, the expected value, and the value found."""
     path = _path(error["loc"], body, missing=error["type"] == "missing")
     found = f", found {_found(error['input'])}"
     if error["type"] == "missing":
         return path, "is missing", ""
     if not error["type"].startswith("union_tag"):
-        return path, _wanted(error["msg"]), found
-    named = error["ctx"]["discriminator"].strip("'")
-    tag = "type" if named.endswith("()") else named  # a function finds types that may be left out
+        return path, _our_wording(error["msg"]), found
+    discriminator = error["ctx"]["discriminator"].strip("'")
+    # The discriminator of items whose type may be left out is a function.
+    tag = "type" if discriminator.endswith("()") else discriminator
     if error["type"] == "union_tag_not_found":
         return (*path, tag), "is missing", ""
-    words = f"must be one of {error['ctx']['expected_tags']}"
-    return (*path, tag), words, f", found {_found(error['ctx']['tag'])}"
+    expected = f"must be one of {error['ctx']['expected_tags']}"
+    return (*path, tag), expected, f", found {_found(error['ctx']['tag'])}"
 
 
-def _wanted(words: str) -> str:
-    for theirs, ours in WORDS:
-        words = words.replace(theirs, ours)
-    return words
+def _our_wording(message: str) -> str:
+    for theirs, ours in WORDING:
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _path(loc: Path, body: object, *, missing: bool) -> Path:
@@ -215,7 +224,7 @@ def _has(value: object, key: str | int) -> bool:
     )
 
 
-def _written(path: Path) -> str:
+def _field_name(path: Path) -> str:
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".")
 

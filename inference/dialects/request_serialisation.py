@@ -16,7 +16,7 @@ from rollcall.schemas.messages import Message
 
 HEAD_BYTES = 8
 LONG = ("messages", "text", "tools", "fingerprint")
-"""Fields of an ask that are not in the head but behind it."""
+"""Fields of a request that are not in the head but behind it, or nowhere."""
 Lengths = list[int]
 
 
@@ -37,13 +37,13 @@ def serialise_request(parsed: ParsedRequest) -> bytes:
 
 
 def request_of(data: bytes) -> ParsedRequest:
-    """Read a request back; the ask keeps its name."""
+    """Read a request back; it keeps its name."""
     head, texts = _parts(data)
-    text, tools = (texts.take(length) for length in head["texts"])
-    messages = tuple(_message_of(texts, told) for told in head["messages"])
-    echo = {name: orjson.Fragment(texts.take_raw(length)) for name, length in head["echo"]}
-    told = head["request"] | {"stop": tuple(head["request"]["stop"])}
-    request = AgentRequest(messages=messages, text=text, tools=tools, **told)
+    text, tools = (texts.next_text(length) for length in head["texts"])
+    messages = tuple(_message_of(texts, entry) for entry in head["messages"])
+    echo = {name: orjson.Fragment(texts.next_bytes(length)) for name, length in head["echo"]}
+    rest = head["request"] | {"stop": tuple(head["request"]["stop"])}
+    request = AgentRequest(messages=messages, text=text, tools=tools, **rest)
     stream, include_usage, alternatives = head["flags"]
     turns = messages[len(messages) - head["turns"] :]
     return ParsedRequest(request, stream, include_usage, alternatives, echo, turns)
@@ -53,8 +53,8 @@ def serialise_conversations(conversations: Mapping[str, Sequence[Message]]) -> b
     """Serialise earlier conversations, by response."""
     texts: list[bytes] = []
     head = [
-        (name, [_message_put(texts, message) for message in said])
-        for name, said in conversations.items()
+        (name, [_message_put(texts, message) for message in messages])
+        for name, messages in conversations.items()
     ]
     return _whole(head, texts)
 
@@ -62,7 +62,7 @@ def serialise_conversations(conversations: Mapping[str, Sequence[Message]]) -> b
 def conversations_of(data: bytes) -> Conversations:
     """Read conversations back."""
     head, texts = _parts(data)
-    return {name: [_message_of(texts, told) for told in said] for name, said in head}
+    return {name: [_message_of(texts, entry) for entry in entries] for name, entries in head}
 
 
 class _Texts:
@@ -72,11 +72,11 @@ class _Texts:
         self._data = memoryview(data)
         self._at = at
 
-    def take_raw(self, length: int) -> bytes:
+    def next_bytes(self, length: int) -> bytes:
         begin, self._at = self._at, self._at + length
         return bytes(self._data[begin : self._at])
 
-    def take(self, length: int) -> str:
+    def next_text(self, length: int) -> str:
         begin, self._at = self._at, self._at + length
         return str(self._data[begin : self._at], "utf-8")
 
@@ -86,9 +86,9 @@ def _message_put(texts: list[bytes], message: Message) -> tuple[str, Lengths]:
     return message.role, _put(texts, parts)
 
 
-def _message_of(texts: _Texts, told: tuple[str, Lengths]) -> Message:
-    role, lengths = told
-    return Message(role, *(texts.take(length) if length else "" for length in lengths))
+def _message_of(texts: _Texts, entry: tuple[str, Lengths]) -> Message:
+    role, lengths = entry
+    return Message(role, *(texts.next_text(length) if length else "" for length in lengths))
 
 
 def _put(texts: list[bytes], parts: Iterable[str]) -> Lengths:

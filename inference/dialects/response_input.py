@@ -38,7 +38,7 @@ class _InputMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class _FunctionCall:
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -70,7 +70,7 @@ def _type_of(item: object) -> str:
 
 Item = Annotated[
     Annotated[_InputMessage, Tag("message")]
-    | Annotated[_Called, Tag("function_call")]
+    | Annotated[_FunctionCall, Tag("function_call")]
     | Annotated[_CallOutput, Tag("function_call_output")]
     | Annotated[_Reasoning, Tag("reasoning")]
     | Annotated[_ItemReference, Tag("item_reference")],
@@ -87,7 +87,7 @@ class _Turn:
     call_id: str = ""
     places: list[ToolCallPlace] = field(default_factory=list)
 
-    def told(self) -> BodyMessage:
+    def body_message(self) -> BodyMessage:
         message = Message(self.role, self.content, tool_calls_text(self.calls), self.call_id)
         return BodyMessage(message, self.place, self.places)
 
@@ -104,12 +104,13 @@ def turns_of(
         return (*before, Message("user", items))
     turns: list[_Turn] = []
     for at, item in enumerate(items):
-        found = _referred(item, earlier) if isinstance(item, _ItemReference) else item
+        found = _referred_item(item, earlier) if isinstance(item, _ItemReference) else item
         _add(turns, found, f"input[{at}].call_id")
-    return match_results([*map(_told_before, before), *(turn.told() for turn in turns)])
+    earlier_turns = map(_earlier_turn, before)
+    return match_results([*earlier_turns, *(turn.body_message() for turn in turns)])
 
 
-def _told_before(message: Message) -> BodyMessage:
+def _earlier_turn(message: Message) -> BodyMessage:
     calls = [
         ToolCallPlace(call.id, call.name, BEFORE) for call in tool_calls_of(message.tool_calls)
     ]
@@ -122,7 +123,7 @@ def _add(turns: list[_Turn], item: Any, place: str) -> None:
         turns.append(_Turn(role, _joined(item.content), [], place))
     elif isinstance(item, _CallOutput):
         turns.append(_Turn("tool", _joined(item.output), [], place, item.call_id))
-    elif isinstance(item, _Called):
+    elif isinstance(item, _FunctionCall):
         if not turns or turns[-1].role != "assistant":
             turns.append(_Turn("assistant", "", [], place))
         turns[-1].calls.append(ToolCall(item.call_id, item.name, item.arguments))
@@ -133,8 +134,10 @@ def _joined(content: str | Sequence[_Part]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _referred(reference: _ItemReference, earlier: Conversations) -> _InputMessage | _Called:
-    """Return the item that `response_items` returned under this id."""
+def _referred_item(
+    reference: _ItemReference, earlier: Conversations
+) -> _InputMessage | _FunctionCall:
+    """Return the item that `items_of` returned under this id."""
     kind, _, name = reference.id.partition("_")
     name, _, number = name.rpartition("_") if kind == "fc" else (name, "", "")
     turns = earlier.get(f"resp_{name}")
@@ -143,7 +146,7 @@ def _referred(reference: _ItemReference, earlier: Conversations) -> _InputMessag
     calls = tool_calls_of(turns[-1].tool_calls) if turns and kind == "fc" else ()
     at = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else len(calls)
     if at < len(calls):
-        return _Called("function_call", calls[at].id, calls[at].name, calls[at].arguments)
+        return _FunctionCall("function_call", calls[at].id, calls[at].name, calls[at].arguments)
     name = clean_text(reference.id, NAME_CHARS)
     msg = (
         f"Item with id '{name}' not found. Items are not persisted when "

@@ -1,9 +1,9 @@
 """OpenAI's responses: `POST /v1/responses`.
 
-`previous_response_id` continues from a response of the same session, without its instructions; the
-gateway keeps the conversation for that, unless `store` is false. Nothing else is stored, so a
+`previous_response_id` continues from a response of the same session, without its instructions.
+The gateway keeps the conversation for that, unless `store` is false. It stores nothing else, so a
 `conversation` and a stored `prompt` are refused. Reasoning options are repeated in the response and
-otherwise ignored: there are no reasoning items, and so no encrypted content to include.
+otherwise ignored, since policies here make no reasoning items.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from rollcall.inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
-from rollcall.inference.dialects.openai_errors import error_value, unsupported
+from rollcall.inference.dialects.openai_parts import check_top_logprobs, error_value, unsupported
 from rollcall.inference.dialects.read_body import (
-    TAKEN,
+    BODY_CONFIG,
     Many,
     Messages,
     Probability,
@@ -34,17 +34,15 @@ from rollcall.inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from rollcall.inference.dialects.response_events import response_events
 from rollcall.inference.dialects.response_input import Item, turns_of
-from rollcall.inference.dialects.response_items import items_of
-from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs
+from rollcall.inference.dialects.response_output import items_of, response_events
 from rollcall.schemas.agent_requests import AgentRequest, ModelReply, shared_length
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import json_text
 from rollcall.schemas.untrusted_text import clean_text
 
 Value = dict[str, Any]
-LOOKED_AT = 8
+COMPARED = 8
 """The number of latest responses whose messages are compared with those of a request."""
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
@@ -74,7 +72,7 @@ class _RequestedReasoning:
 
 @dataclass(frozen=True, slots=True)
 class _ResponsesBody:
-    __pydantic_config__ = TAKEN
+    __pydantic_config__ = BODY_CONFIG
 
     input: str | Messages[Item]
     model: str | None = None
@@ -97,41 +95,43 @@ class _ResponsesBody:
 
 
 def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> ParsedRequest:
-    taken = read_body(body, _ResponsesBody)
-    _check_supported(taken)
-    tools, logprobs = taken.tools or [], LOGPROBS in (taken.include or ())
-    before = _before(taken.previous_response_id, earlier)
-    turns = _shared(turns_of(taken.input, before, earlier), earlier)
+    fields = read_body(body, _ResponsesBody)
+    _check_supported(fields)
+    tools, logprobs = fields.tools or [], LOGPROBS in (fields.include or ())
+    before = _before(fields.previous_response_id, earlier)
+    turns = _shared(turns_of(fields.input, before, earlier), earlier)
     if not turns:
         msg = "must hold a message, found none"
         raise malformed(msg, "input")
-    said = (Message("system", taken.instructions),) if taken.instructions else ()
+    system = (Message("system", fields.instructions),) if fields.instructions else ()
     request = AgentRequest(
         "model",
-        said + turns,
-        policy=policy_of(taken.model, policies),
+        system + turns,
+        policy=policy_of(fields.model, policies),
         tools=tools_text((tool.name, tool.description, tool.parameters) for tool in tools),
-        tool_choice=_choice_of(taken.tool_choice, [tool.name for tool in tools]),
-        max_tokens=taken.max_output_tokens,
+        tool_choice=_choice_of(fields.tool_choice, [tool.name for tool in tools]),
+        max_tokens=fields.max_output_tokens,
         logprobs=logprobs,
-        temperature=taken.temperature,
-        top_p=taken.top_p,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
     )
     return ParsedRequest(
-        request, stream=bool(taken.stream), echo=_echo(taken),
-        turns=turns if taken.store is not False else (),
-        alternatives=bool(taken.top_logprobs),
-    )  # fmt: skip
+        request,
+        stream=bool(fields.stream),
+        echo=_echo(fields),
+        turns=turns if fields.store is not False else (),
+        alternatives=bool(fields.top_logprobs),
+    )
 
 
-def _check_supported(taken: _ResponsesBody) -> None:
+def _check_supported(fields: _ResponsesBody) -> None:
     """Raise Declined for fields that cannot be ignored without changing the request's meaning."""
-    if taken.conversation is not None:
+    if fields.conversation is not None:
         raise unsupported("conversation", "Use previous_response_id, or send the items.")
-    if taken.prompt is not None:
+    if fields.prompt is not None:
         raise unsupported("prompt", "Send its text as instructions and input.")
-    if LOGPROBS in (taken.include or ()):
-        check_top_logprobs(taken.top_logprobs)
+    if LOGPROBS in (fields.include or ()):
+        check_top_logprobs(fields.top_logprobs)
 
 
 def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, ...]:
@@ -148,7 +148,7 @@ def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message
 
     Agents send the whole conversation at every turn.
     """
-    latest = list(earlier.values())[-LOOKED_AT:]
+    latest = list(earlier.values())[-COMPARED:]
     known = max(latest, key=lambda those: shared_length(those, turns), default=())
     same = shared_length(known, turns)
     return (*known[:same], *turns[same:])
@@ -160,17 +160,17 @@ def _choice_of(choice: str | _FlatChoice | None, names: Sequence[str]) -> str:
     return choice or "auto"
 
 
-def _echo(taken: _ResponsesBody) -> Value:
-    choice, wished = taken.tool_choice, taken.reasoning or _RequestedReasoning()
+def _echo(fields: _ResponsesBody) -> Value:
+    choice, reasoning = fields.tool_choice, fields.reasoning or _RequestedReasoning()
     return {
-        "instructions": taken.instructions,
-        "max_output_tokens": taken.max_output_tokens,
-        "metadata": taken.metadata or {},
-        "parallel_tool_calls": taken.parallel_tool_calls is not False,
-        "previous_response_id": taken.previous_response_id,
-        "reasoning": {"effort": wished.effort, "summary": wished.summary},
-        "store": taken.store is not False,
-        "temperature": taken.temperature,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "store": fields.store is not False,
+        "temperature": fields.temperature,
         "tool_choice": (
             {"type": "function", "name": choice.name}
             if isinstance(choice, _FlatChoice)
@@ -185,9 +185,9 @@ def _echo(taken: _ResponsesBody) -> Value:
                 "parameters": orjson.Fragment(json_text(tool.parameters)),
                 "strict": bool(tool.strict),
             }
-            for tool in taken.tools or ()
+            for tool in fields.tools or ()
         ],
-        "top_p": taken.top_p,
+        "top_p": fields.top_p,
     }
 
 
@@ -197,17 +197,17 @@ def _body(parsed: ParsedRequest, reply: ModelReply) -> bytes:
 
 def _response(parsed: ParsedRequest, reply: ModelReply) -> Value:
     cut = reply.choices[0].finish == "length"
-    read, made = reply.prompt_tokens, reply.sampled_tokens
+    prompt_tokens, sampled_tokens = reply.prompt_tokens, reply.sampled_tokens
     return _head(parsed, reply) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": items_of(parsed, reply),
         "usage": {
-            "input_tokens": read,
+            "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": made,
+            "output_tokens": sampled_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": read + made,
+            "total_tokens": prompt_tokens + sampled_tokens,
         },
     }
 
@@ -243,8 +243,8 @@ def _kept(parsed: ParsedRequest, reply: ModelReply) -> Conversations:
     if not parsed.turns:
         return {}
     choice = reply.choices[0]
-    said = Message("assistant", choice.text, choice.tool_calls)
-    return {f"resp_{reply.id}": (*parsed.turns, said)}
+    answer = Message("assistant", choice.text, choice.tool_calls)
+    return {f"resp_{reply.id}": (*parsed.turns, answer)}
 
 
 RESPONSES = Dialect(

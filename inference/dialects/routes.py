@@ -31,21 +31,21 @@ ROUTES: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A whole answer, to be written at once."""
+    """A complete HTTP answer."""
 
     status: int
     headers: Mapping[str, str]
-    """`Content-Type` among them."""
+    """The headers, including `Content-Type`."""
     body: bytes
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return the dialect for a path; unknown paths have one too, for their errors."""
+    """Return the dialect of a path; for an unknown path, the one in which its error is written."""
     return ROUTES.get(path) or (MESSAGES if path.startswith("/v1/messages") else CHAT)
 
 
 def answer(dialect: Dialect, parsed: ParsedRequest, reply: Reply) -> HttpAnswer:
-    """Render the answer to a request as JSON or as a stream, once its reply is there."""
+    """Render the reply to a request as JSON or as a complete stream."""
     if isinstance(reply, ErrorReply):
         return error_answer(dialect, declined_by(reply))
     if parsed.stream:
@@ -88,6 +88,7 @@ def models_body(policies: Sequence[str]) -> bytes:
 
 def _model_reply(reply: Reply) -> ModelReply:
     if not isinstance(reply, ModelReply):
-        msg = f"ask {reply.d} of a model is told {type(reply).__name__}"
+        found = type(reply).__name__
+        msg = f"the reply to model request {reply.d} must be a ModelReply, found {found}"
         raise TypeError(msg)
     return reply

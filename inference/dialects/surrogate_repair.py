@@ -1,7 +1,7 @@
 """Repair of bodies whose text is no valid Unicode, so that the conversation can continue.
 
 A client may cut a string within a surrogate pair, or read a file that is no text. Every later body
-of its conversation contains that string again, so a refusal would end the conversation.
+of its conversation repeats that string, so a refusal would end the conversation.
 """
 
 import re
@@ -26,7 +26,7 @@ def replace_surrogates(body: bytes) -> bytes:
     """
     wrong: list[int] = []
     if b"\\ud" in body or b"\\uD" in body:
-        body = SURROGATES.sub(lambda found: _mended(found, wrong), body)
+        body = SURROGATES.sub(lambda found: _replaced(found, wrong), body)
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -38,12 +38,12 @@ def replace_surrogates(body: bytes) -> bytes:
     return body
 
 
-def _mended(found: re.Match[bytes], wrong: list[int]) -> bytes:
-    marks, second = found[1], found[2]
-    escaped = len(marks) % 2 == 1
+def _replaced(found: re.Match[bytes], wrong: list[int]) -> bytes:
+    backslashes, second = found[1], found[2]
+    escaped = len(backslashes) % 2 == 1
     if escaped == (second is not None):  # a pair, or no escape
         return found[0]
     wrong.append(found.start())
-    if second is not None:  # only what follows the text is an escape
+    if second is not None:  # the first half is text, so only the second is an escape
         return found[0].removesuffix(second) + REPLACEMENT
-    return marks[:-1] + REPLACEMENT
+    return backslashes[:-1] + REPLACEMENT

@@ -1,10 +1,10 @@
-"""Tool results, each moved behind the turn whose call it answers; refusals name the field.
+"""The order of tool results: each is moved behind the turn whose call it answers.
 
 Most chat templates write results without their ids, so a policy takes the first result for that of
-its first call. Clients send results as they are ready, or lose one. So results are placed right
+its first call. But clients send results in any order, or lose one. So results are placed right
 after the turns that called, in the order of the calls, before any other message. A result without
 its call, a second result for a call, and a turn with results for only some of its calls are
-refused. A turn without any result was given up by the client, and stays.
+refused; the refusal names the field. A turn without any result stays: its client gave it up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from rollcall.schemas.messages import Message
 from rollcall.schemas.untrusted_text import clean_text
 
 ID_CHARS = 80
-NAMED = 8
+NAMED_CALLS = 8
 """The most calls of a turn that a refusal names."""
 
 
@@ -38,40 +38,40 @@ class BodyMessage(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Exchange:
+class _ToolTurns:
     """Adjacent turns of the assistant, and the messages to it after them."""
 
     turns: list[Message] = field(default_factory=list)
     calls: dict[str, ToolCallPlace] = field(default_factory=dict)
-    twice: dict[str, ToolCallPlace] = field(default_factory=dict)
+    duplicates: dict[str, ToolCallPlace] = field(default_factory=dict)
     """Calls with the id of an earlier one: a result cannot be matched to one of them."""
     results: dict[str, BodyMessage] = field(default_factory=dict)
     others: list[Message] = field(default_factory=list)
 
-    def add_turn(self, told: BodyMessage) -> None:
-        self.turns.append(told.message)
-        for call in told.calls:
+    def add_turn(self, item: BodyMessage) -> None:
+        self.turns.append(item.message)
+        for call in item.calls:
             if self.calls.setdefault(call.id, call) is not call:
-                self.twice[call.id] = call
+                self.duplicates[call.id] = call
 
-    def add_result(self, told: BodyMessage) -> None:
-        name = told.message.tool_call_id
+    def add_result(self, item: BodyMessage) -> None:
+        name = item.message.tool_call_id
         if name not in self.calls:
-            known = ", ".join(_shown(each) for each in list(self.calls)[:NAMED]) or "none"
+            known = ", ".join(_shown(each) for each in list(self.calls)[:NAMED_CALLS]) or "none"
             msg = (
                 f"is the id of no call in the assistant's turn before it, whose calls are {known}; "
                 "send each result after that turn and before the next, under the id of its call"
             )
-            raise _declined(told.place, name, msg)
-        if name in self.twice:
-            both = f"{self.calls[name].place} and {self.twice[name].place}"
+            raise _declined(item.place, name, msg)
+        if name in self.duplicates:
+            both = f"{self.calls[name].place} and {self.duplicates[name].place}"
             msg = f"is the id of two calls, {both}; give each call an id of its own"
-            raise _declined(told.place, name, msg)
+            raise _declined(item.place, name, msg)
         if name in self.results:
             first = self.results[name].place
             msg = f"names a call that has its result at {first}; send one result for each call"
-            raise _declined(told.place, name, msg)
-        self.results[name] = told
+            raise _declined(item.place, name, msg)
+        self.results[name] = item
 
     def messages(self) -> list[Message]:
         if not self.results:
@@ -85,27 +85,27 @@ class _Exchange:
                 )
                 raise _declined(call.place, call.id, msg)
             result = self.results[call.id].message
-            renamed = result.name not in ("", call.name)  # what was sent before stays one object
+            renamed = result.name not in ("", call.name)  # else keep the object, which others share
             answered.append(replace(result, name=call.name) if renamed else result)
         return self.turns + answered + self.others
 
 
-def match_results(said: Iterable[BodyMessage]) -> tuple[Message, ...]:
+def match_results(items: Iterable[BodyMessage]) -> tuple[Message, ...]:
     """Return the messages with each result behind its call. Raises Declined (400)."""
     messages: list[Message] = []
-    exchange = _Exchange()
-    for told in said:
-        role = told.message.role
+    turns = _ToolTurns()
+    for item in items:
+        role = item.message.role
         if role == "assistant":
-            if exchange.results or exchange.others:
-                messages += exchange.messages()
-                exchange = _Exchange()
-            exchange.add_turn(told)
+            if turns.results or turns.others:
+                messages += turns.messages()
+                turns = _ToolTurns()
+            turns.add_turn(item)
         elif role == "tool":
-            exchange.add_result(told)
+            turns.add_result(item)
         else:
-            exchange.others.append(told.message)
-    return (*messages, *exchange.messages())
+            turns.others.append(item.message)
+    return (*messages, *turns.messages())
 
 
 def _declined(place: str, name: str, message: str) -> Declined:

@@ -12,7 +12,7 @@ import orjson
 
 from rollcall.inference.dialects.chat_completions import CHAT
 from rollcall.inference.dialects.dialect import Conversations, Dialect, ParsedRequest
-from rollcall.inference.dialects.read_body import TAKEN, read_body
+from rollcall.inference.dialects.read_body import BODY_CONFIG, read_body
 from rollcall.schemas.agent_requests import AgentRequest, ModelReply, StepReply
 
 ReadBody = Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
@@ -22,14 +22,14 @@ OBSERVED = ("text", "reward", "terminated", "truncated", "info")
 
 @dataclass(frozen=True, slots=True)
 class _StepBody:
-    __pydantic_config__ = TAKEN
+    __pydantic_config__ = BODY_CONFIG
 
     action: str
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishBody:
-    __pydantic_config__ = TAKEN
+    __pydantic_config__ = BODY_CONFIG
 
     result: str
 

@@ -100,8 +100,8 @@ class AgentProcesses:
         self._home = home
         self._even_broken = even_broken
         self._scratch = _Scratch(scratch)
-        self._servers: dict[str, _StartedServer] = {}
-        self._retired: list[asyncio.Task[_ForkServer]] = []
+        self._servers: dict[str, _ForkServer] = {}
+        self._retired: list[_ForkServer] = []
 
     async def start(
         self,
@@ -153,13 +153,9 @@ class AgentProcesses:
 
     async def close(self) -> None:
         """End all processes and remove their files. May be called twice."""
-        servers = [*self._retired, *(server.task for server in self._servers.values())]
+        servers = [*self._retired, *self._servers.values()]
         self._servers, self._retired = {}, []
-        for task in servers:
-            task.cancel()
-        for ended in await asyncio.gather(*servers, return_exceptions=True):
-            if isinstance(ended, _ForkServer):
-                await ended.close()
+        await asyncio.gather(*(server.close() for server in servers))
         self._scratch.remove()
 
     async def _server(self, agent: str, config: Mapping[str, Any]) -> "_ForkServer":
@@ -174,97 +170,84 @@ class AgentProcesses:
         name = json.dumps([agent, str(python), options])
         file = content_digest(function_file(options["function"])) if options else ""
         server = self._servers.get(name)
-        if server is not None and server.outdated(file):
-            self._retire(server.task)
-            server = None
-        if server is None:
-            starting = _ForkServer.start(agent, python, options, self._scratch.directory)
-            server = self._servers[name] = _StartedServer(asyncio.create_task(starting), file)
-            server.task.add_done_callback(lambda done: self._forget_failed(name, done))
+        if server is None or server.outdated(file):
+            if server is not None:
+                server.retire()
+                self._retired = [each for each in (*self._retired, server) if each.alive]
+            server = _ForkServer(agent, python, options, self._scratch.directory, file)
+            self._servers[name] = server
+            server.started.add_done_callback(lambda _: self._forget_failed(name))
         # Several starts may wait for one import: cancelling one of them must not end it.
-        return await asyncio.shield(server.task)
+        await asyncio.shield(server.started)
+        return server
 
-    def _retire(self, task: "asyncio.Task[_ForkServer]") -> None:
-        """Fork no more agents from a server; it ends after its last agent."""
+    def _forget_failed(self, name: str) -> None:
+        """Forget a server whose import failed, after FAILURE_KEPT_S."""
+        failed = self._servers.get(name)
 
-        def retire(started: "asyncio.Task[_ForkServer]") -> None:
-            if not started.cancelled() and not started.exception():
-                started.result().retire()
-
-        self._retired = [each for each in self._retired if not (each.done() and _is_over(each))]
-        self._retired.append(task)
-        task.add_done_callback(retire)
-
-    def _forget_failed(self, name: str, task: "asyncio.Task[_ForkServer]") -> None:
         def forget() -> None:
-            server = self._servers.get(name)
-            if server is not None and server.task is task:
+            if self._servers.get(name) is failed:
                 del self._servers[name]
 
-        if not task.cancelled() and task.exception():
+        if failed is not None and failed.failed():
             asyncio.get_running_loop().call_later(FAILURE_KEPT_S, forget)
 
 
-@dataclass(frozen=True, slots=True)
-class _StartedServer:
-    """A fork server, or its start, and the digest of its agent's file."""
-
-    task: "asyncio.Task[_ForkServer]"
-    file: str
-    """The digest of its function's file before the import; empty if there is none."""
-
-    def outdated(self, file: str) -> bool:
-        """Return True if it cannot fork an agent for a file with this digest."""
-        if self.file != file or self.task.cancelled():
-            return True
-        if not self.task.done() or self.task.exception():
-            return False
-        return _is_over(self.task) or self.task.result().sources.edited()
-
-
-def _is_over(started: "asyncio.Task[_ForkServer]") -> bool:
-    return started.cancelled() or bool(started.exception()) or not started.result().alive
-
-
 class _ForkServer:
-    """A fork server that has imported its agent."""
+    """A fork server, from its start to the end of its last agent."""
 
     def __init__(
-        self, supervisor: ProcessSupervisor, ready: Mapping[str, Any], scratch: Path
+        self, agent: str, python: Path, options: Mapping[str, str], scratch: Path, file: str
     ) -> None:
-        self.ready = ready
-        self.sources = SourceFiles(ready["sources"])
-        self._supervisor = supervisor
+        """Start it. `file`: the digest of its function's file; empty if there is none.
+
+        Raises WorkFailed if there is no such interpreter.
+        """
+        self.ready: Mapping[str, Any] = {}
+        self._file = file
+        self._sources = SourceFiles()
         self._scratch = scratch
+        self._home = scratch / f"{agent}-{secrets.token_hex(4)}"
+        self._home.mkdir()
+        self._log = self._home.with_suffix(".log")
+        self._supervisor = _spawned(agent, python, options, self._home, self._log)
         self._numbers = count(1)
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
+        self.started = asyncio.create_task(self._start(agent, options))
 
     @property
     def alive(self) -> bool:
         return self._supervisor.alive
 
-    @classmethod
-    async def start(
-        cls, agent: str, python: Path, options: Mapping[str, str], scratch: Path
-    ) -> "_ForkServer":
-        """Start a fork server and wait until it has imported its agent; raises WorkFailed."""
-        home = scratch / f"{agent}-{secrets.token_hex(4)}"
-        home.mkdir()
-        output = home.with_suffix(".log")
-        supervisor = _spawned(agent, python, options, home, output)
+    def failed(self) -> bool:
+        """Return True if its import has failed."""
+        started = self.started
+        return started.done() and not started.cancelled() and started.exception() is not None
+
+    def outdated(self, file: str) -> bool:
+        """Return True if it cannot fork an agent for a file with this digest."""
+        if self._file != file or self.started.cancelled():
+            return True
+        if not self.started.done() or self.failed():
+            return False
+        return not self.alive or self._sources.edited()
+
+    async def _start(self, agent: str, options: Mapping[str, str]) -> None:
+        """Wait until it has imported its agent. Raises WorkFailed."""
         try:
-            report = await asyncio.shield(supervisor.ready)
+            report = await asyncio.shield(self._supervisor.ready)
             if "ready" not in report:
-                await supervisor.close()
-                raise _not_imported(agent, options, report.get("failed"), output)
-            ready = json.loads((home / "ready").read_bytes())
+                await self._supervisor.close()
+                name = " ".join([agent, *options.values()])
+                raise _not_imported(name, report.get("failed"), self._log)
+            self.ready = json.loads((self._home / "ready").read_bytes())
         except BaseException:
-            await supervisor.close()
+            await self._supervisor.close()
             raise
-        if ready["threads"] != 1:
-            log.warning("agent_forks_with_threads", agent=agent, threads=ready["threads"])
-        return cls(supervisor, ready, scratch)
+        self._sources = SourceFiles(self.ready["sources"])
+        if self.ready["threads"] != 1:
+            log.warning("agent_forks_with_threads", agent=agent, threads=self.ready["threads"])
 
     async def spawn(self, request: Mapping[str, object]) -> AgentProcess:
         """Fork a process; raises WorkFailed(`agent_start`)."""
@@ -284,7 +267,7 @@ class _ForkServer:
     def retire(self) -> None:
         """End it after its last agent."""
         self._retired = True
-        self._end_if_idle()
+        self.started.add_done_callback(lambda _: self._end_if_idle())
 
     def _end_if_idle(self) -> None:
         """End it after RETIRE_S, so that concurrent starts still reach it."""
@@ -298,7 +281,9 @@ class _ForkServer:
 
     async def close(self) -> None:
         """End the server and with it its agents. May be called twice."""
+        self.started.cancel()
         await self._supervisor.close()
+        await asyncio.gather(self.started, return_exceptions=True)
 
 
 def _remove(directory: Path) -> None:
@@ -355,12 +340,9 @@ def _options(agent: str, config: Mapping[str, Any]) -> dict[str, str]:
     return {"function": f"{Path(file).absolute()}:{name}"}
 
 
-def _not_imported(
-    agent: str, options: Mapping[str, str], failed: str | None, output: Path
-) -> WorkFailed:
+def _not_imported(name: str, failed: str | None, output: Path) -> WorkFailed:
     words = output.read_bytes()[-LAST_WORDS_CHARS:].decode(errors="replace").strip()
     why = failed or f"its process ended, saying {words!r}"
-    name = " ".join([agent, *options.values()])
     return missing(f"agent {name} cannot be imported: {why}")
 
 

@@ -70,7 +70,7 @@ def run_trainer(
         () if folder.part else folder.curators(),
         in_use=VersionsInUse(factory, folder.policy_id),
         continue_=continuations(factory, config),
-        retell=folder.trained().retell(),
+        reencode=folder.trained().reencoder(),
         reading=reading_of(folder.policy, learner.model.config),
         accept_truncation=accept,
         # Inline if all workers share this process, so that the order of events is deterministic.

@@ -68,7 +68,7 @@ class Announcements:
     left_out: LeftOut = field(default_factory=LeftOut)
     """Counts since this process began."""
     _dropped_before: dict[str, int] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def begin(self, drops: Mapping[str, Tally]) -> None:
         """Count drops from here on; earlier ones have been announced."""
@@ -85,15 +85,15 @@ class Announcements:
         """Return the records of the learner's step; `drops` are totals. Call once per step."""
         step = self._step(parent, samples, metrics, drops) if samples else None
         if step is not None:
-            self._say_left_out(step)
+            self._log_left_out(step)
         return StepRecords(self._version(parent, consumed), step)
 
-    def _say_left_out(self, step: TrainStep) -> None:
+    def _log_left_out(self, step: TrainStep) -> None:
         """Log each reason once, if more than a few rollouts are left out for it."""
         self.left_out.take(step)
         for reason, count in self.left_out.reported().items():
-            if reason not in self._said:
-                self._said.add(reason)
+            if reason not in self._reported:
+                self._reported.add(reason)
                 log.warning(
                     "rollouts_left_out",
                     reason=reason,

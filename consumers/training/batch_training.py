@@ -58,11 +58,11 @@ class BatchTraining:
             raise Unfit(msg) from error
         self.batch, self._failed_in_a_row = (), 0
         try:
-            self._tell(samples, metrics, parent, began)
+            self._record(samples, metrics, parent, began)
         # Only the learner has the step now, and it must not continue from a step that is not saved.
         except Exception as error:
             msg = (
-                f"step {self.intake.learner.steps_done} was taken and could not be told of: "
+                f"step {self.intake.learner.steps_done} was taken and could not be recorded: "
                 f"{type(error).__name__}: {error}; nothing of it was saved or announced, and the "
                 "next process takes it again from the checkpoint; its batch was "
                 f"{self._place(samples)}"
@@ -71,14 +71,14 @@ class BatchTraining:
         self.saver.save_trained()
         self.balance.waits()
 
-    def _tell(
+    def _record(
         self, samples: tuple[Sample, ...], metrics: dict[str, float], parent: int, began: float
     ) -> None:
         """Pass the step and all metrics of its record to the saver."""
         intake = self.intake
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(intake.buffer.held())
-        metrics["running"] = float(intake.accounts.running())
+        metrics["running"] = float(intake.ledger.running())
         fresh = [sample for sample in samples if sample.fresh]
         metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
         metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
@@ -119,9 +119,9 @@ class BatchTraining:
     def _place(self, samples: Sequence[Sample]) -> str:
         """Return the offsets of a batch: `rl.trajectories.scored 0@17-20, 1@3`."""
         found = list(stretches((sample.partition, sample.offset) for sample in samples))
-        told = [f"{at}@{first}" + f"-{last}" * (last > first) for at, first, last in found]
-        more = f" and {len(told) - MOST_STRETCHES} more" if len(told) > MOST_STRETCHES else ""
-        return f"{self.intake.words.topics.scored} {', '.join(told[:MOST_STRETCHES])}{more}"
+        ranges = [f"{at}@{first}" + f"-{last}" * (last > first) for at, first, last in found]
+        more = f" and {len(ranges) - MOST_STRETCHES} more" if len(ranges) > MOST_STRETCHES else ""
+        return f"{self.intake.topics.scored} {', '.join(ranges[:MOST_STRETCHES])}{more}"
 
 
 def stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,6 @@
 """Cancel commands that the trainer writes to `control`, for rollouts it no longer needs.
 
-A cancel only saves work and may be repeated: the accounts handle the rollout whatever its end.
+A cancel only saves work and may be repeated: the ledger counts the rollout whatever its end.
 So there is no record of which rollouts were cancelled.
 """
 
@@ -28,5 +28,5 @@ class Cancels:
     def ask(self, rollout_ids: Iterable[str], reason: str) -> None:
         """Ask for these to end as cancelled."""
         for rollout_id in rollout_ids:
-            word = Control("cancel", rollout_id=rollout_id, reason=reason)
-            write_control(self.publisher, self.codec, self.topics, word, self.source)
+            command = Control("cancel", rollout_id=rollout_id, reason=reason)
+            write_control(self.publisher, self.codec, self.topics, command, self.source)

@@ -24,7 +24,7 @@ class GroupAdmission:
     run: TrainingRun
     config: LearnerConfig
     learner: Learner
-    accounts: GroupLedger
+    ledger: GroupLedger
     curriculum: Curriculum
     evaluations: Evaluations
     others: OtherPolicies
@@ -53,8 +53,8 @@ class GroupAdmission:
             return 0
         if not self.others.all_there():
             return 0
-        done, running = self.learner.steps_done, self.accounts.running()
-        accepted = done * self.run.rule.batch + self.accounts.taken()
+        done, running = self.learner.steps_done, self.ledger.running()
+        accepted = done * self.run.rule.batch + self.ledger.taken()
         granted = self.run.rule.grant(done, accepted, running)
         groups = self.others.granted(granted, self.config.fresh_groups, done, running)
         for number in range(groups):
@@ -63,7 +63,7 @@ class GroupAdmission:
         return groups
 
     def _publish(self, least: int) -> None:
-        draw = self.accounts.next_draw
+        draw = self.ledger.next_draw
         group = self.curriculum.next_group(draw, self.learner.version)
         self.submitter.publish(*(replace(each, min_policy_version=least) for each in group))
         self.published(draw, group)
@@ -72,7 +72,7 @@ class GroupAdmission:
         """Note that a draw is in flight."""
         # With "wait", a step waits for running groups by the version under which they began.
         begun_under = self.learner.version if self.config.on_stale == "wait" else None
-        self.accounts.published(draw, len(group), begun_under)
+        self.ledger.published(draw, len(group), begun_under)
 
     def go_on(self) -> int:
         """Request the continuations of cancelled rollouts; return their number."""

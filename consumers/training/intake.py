@@ -34,7 +34,7 @@ log = structlog.get_logger()
 class Intake:
     """Takes in scored trajectories, one record after another."""
 
-    words: Announcements
+    announcements: Announcements
     curriculum: Curriculum
     buffer: Buffer
     consumption: Consumption
@@ -45,11 +45,12 @@ class Intake:
     def __post_init__(self) -> None:
         self._epochs: defaultdict[int, Epochs] = defaultdict(Epochs)
         """The leader epochs of the records read, by partition."""
-        self.codec, self.run, self.learner = self.words.codec, self.words.run, self.words.learner
+        self.codec, self.topics = self.announcements.codec, self.announcements.topics
+        self.run, self.learner = self.announcements.run, self.announcements.learner
 
     @property
-    def accounts(self) -> GroupLedger:
-        return self.buffer.accounts
+    def ledger(self) -> GroupLedger:
+        return self.buffer.ledger
 
     def restore(self, held: Checkpoint) -> None:
         """Restore the state of a checkpoint."""
@@ -58,7 +59,7 @@ class Intake:
         for topic, partition, offset, epoch in held.leaders:
             if topic == self.consumption.topic:
                 self._epochs[partition] = Epochs(offset, epoch)
-        self.words.begin(self.buffer.drops())
+        self.announcements.begin(self.buffer.drops())
 
     def reader(self, log_: Log, scored: str) -> Reader:
         """Return a reader of scored trajectories from the lowest offset that is not consumed."""
@@ -82,7 +83,7 @@ class Intake:
             return
         scored = decoded(self.codec, record, ScoredTrajectory)
         if scored is None:
-            self.words.unreadable += 1
+            self.announcements.unreadable += 1
             scored = self._named(record)
         elif scored.trajectory.request is None:
             scored = self._requested(scored)
@@ -102,16 +103,16 @@ class Intake:
         if self.run.admits or request is None or request.purpose != "train":
             return
         draw = draw_of(self.run.run_id, request.group_id)
-        if draw < self.accounts.low or request.run_id != self.run.run_id:
+        if draw < self.ledger.low or request.run_id != self.run.run_id:
             return
-        if draw >= self.accounts.next_draw + FARTHEST:
+        if draw >= self.ledger.next_draw + FARTHEST:
             return
-        known, size = draw < self.accounts.next_draw, request.group_size
+        known, size = draw < self.ledger.next_draw, request.group_size
         if known and size >= self.curriculum.group_size:
             return
         # A made-up draw would be waited for; so only ids that this draw really has are accepted.
         if request.rollout_id in self.curriculum.draws.ids(draw):
-            self.accounts.published(draw, size)
+            self.ledger.published(draw, size)
 
     def _named(self, record: Record) -> ScoredTrajectory | None:
         """Return the end of the rollout that an unreadable record names; count it otherwise."""
@@ -120,7 +121,7 @@ class Intake:
             return None
         group = (record.key or b"").decode(errors="replace")
         draw = draw_of(self.run.run_id, group)
-        if 0 <= draw < self.accounts.next_draw:
+        if 0 <= draw < self.ledger.next_draw:
             return end_of(record, self._drawn(draw), self.run.scoring_id)
         return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
 
@@ -133,7 +134,7 @@ class Intake:
         if trajectory.code == FailureCode.REPEATED:
             return scored
         name = trajectory.rollout_id
-        draw = self.accounts.drawn.with_member(name)
+        draw = self.ledger.drawn.with_member(name)
         group, _, _ = name.rpartition("/")
         requests = self.evaluations.requests_of(group) if draw < 0 else self._drawn(draw)
         request = next((request for request in requests if request.rollout_id == name), None)
@@ -142,7 +143,7 @@ class Intake:
     def _drawn(self, draw: int) -> list[RolloutRequest]:
         """Return the requests of a draw under their current ids."""
         return [
-            replace(request, rollout_id=self.accounts.drawn.name_of(draw, request.rollout_id))
+            replace(request, rollout_id=self.ledger.drawn.name_of(draw, request.rollout_id))
             for request in self.curriculum.group(draw)
         ]
 
@@ -153,7 +154,7 @@ class Intake:
 
     def in_the_air(self) -> int:
         """Count the rollouts that were requested and whose end has not been read."""
-        return self.accounts.running() + self.evaluations.missing()
+        return self.ledger.running() + self.evaluations.missing()
 
     def give_up(self) -> None:
         """Give up rollouts in flight, if all of them may have come as unreadable records."""

@@ -15,7 +15,7 @@ from rollcall.trainer.checkpoints.consumption import Consumption
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.borrowed_groups import Mark
-from rollcall.trainer.curation.borrowed_samples import Retell
+from rollcall.trainer.curation.borrowed_samples import Reencode
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.group_gate import group_filters, worth_training
 from rollcall.trainer.curation.group_ledger import GroupLedger
@@ -27,11 +27,11 @@ class IntakeMaker:
 
     past: RunLog
     config: LearnerConfig
-    words: Announcements
+    announcements: Announcements
     curriculum: Curriculum
-    accounts: GroupLedger
+    ledger: GroupLedger
     evaluations: Evaluations
-    retell: Retell | None
+    reencode: Reencode | None
     clock: Callable[[], float]
 
     def intake(self, held: Checkpoint | None, abandoned: Ranges) -> Intake:
@@ -39,7 +39,7 @@ class IntakeMaker:
 
         Raises Refused if groups of an earlier run are configured and there are none.
         """
-        run, learner, log = self.past.run, self.words.learner, self.past.log
+        run, learner, log = self.past.run, self.announcements.learner, self.past.log
         curation = replace(
             self.config.curation(run.run_id, run.policy_id, abandoned),
             vocabulary=learner.vocabulary,
@@ -50,8 +50,8 @@ class IntakeMaker:
         consumption = Consumption(scored, marks, log.topic_id(scored))
         recorded = self._recorded(curation, held.replay.recorded if held else ())
         rule = self.config.replay()
-        buffer = Buffer(curation, self.accounts, rule, recorded, self.retell, self.clock)
-        intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
+        buffer = Buffer(curation, self.ledger, rule, recorded, self.reencode, self.clock)
+        intake = Intake(self.announcements, self.curriculum, buffer, consumption, self.evaluations)
         if held is not None:
             learner.load(held.state)
             intake.restore(held)

@@ -1,21 +1,20 @@
 """The state that a restarting trainer reads from the log: announced, requested, consumed.
 
-A checkpoint's own knowledge is not read again: requests are read from the offsets at which it was
-saved. Only for a checkpoint of a release before the book of accounts, the requests are read from
-the beginning of the run, and the scored trajectories that it consumed, once.
+The content of a checkpoint is not read again: requests are read from the offsets at which it was
+saved, and from the beginning of the run only if curators need all of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import structlog
 
 from rollcall.consumers.heldout import MARK
 from rollcall.consumers.log.protocols import Log, Record, TopicPartition
-from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.log.reading import read_all, read_between, spans
 from rollcall.consumers.loop.decode_in_order import decoded
-from rollcall.consumers.training.scored_places import scored_at
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import PublishedRequests
 from rollcall.producers.curators.curriculum import Curriculum
@@ -36,6 +35,26 @@ from rollcall.trainer.curation.drawn_groups import LedgerState
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import judge
 from rollcall.trainer.curation.replay import ReplayState
+from rollcall.trainer.rules.samples import ScoredPlace
+
+
+def scored_at(
+    log: Log, codec: Codec, topic: str, places: Collection[ScoredPlace]
+) -> Iterator[tuple[ScoredPlace, ScoredTrajectory]]:
+    """Read scored trajectories again by their offsets. Raises Unavailable.
+
+    Those that retention has deleted, or that are unreadable, are left out.
+    """
+    if not places:
+        return
+    stretches = (((topic, number), at, at) for number, at in places)
+    for record in chain.from_iterable(read_between(log, *spans(log, stretches))):
+        place = record.partition, record.offset
+        if place in places:
+            scored = decoded(codec, record, ScoredTrajectory)
+            if scored is not None:
+                yield place, scored
+
 
 log = structlog.get_logger()
 
@@ -71,7 +90,7 @@ class RunRequests:
 class Resumption:
     """The state that a trainer continues with."""
 
-    accounts: GroupLedger
+    ledger: GroupLedger
     asked: Asked
     unfinished: tuple[RolloutRequest, ...]
     """Members of begun groups that were not published because of a crash."""
@@ -109,7 +128,7 @@ class RunLog:
         return seen
 
     def known(self, held: Checkpoint | None, curriculum: Curriculum) -> Resumption:
-        """Return the accounts of the newest checkpoint, and the requests written since.
+        """Return the ledger of the newest checkpoint, and the requests written since.
 
         If curators choose the draws, they are given all results of the run's draws so far.
         """
@@ -118,14 +137,14 @@ class RunLog:
         read_from = self.begin(self.topics.requests) if curriculum.curators else asked.marks
         size = curriculum.group_size
         requests = self._requests(read_from, book.next_draw, size)
-        accounts = GroupLedger(self.run.run_id, size, book)
-        self._leave_out_made_up(requests.published, accounts, held)
+        ledger = GroupLedger(self.run.run_id, size, book)
+        self._leave_out_made_up(requests.published, ledger, held)
         curriculum.knows(requests.published.drawn)
-        self._tell(curriculum, accounts)
+        self._replay_results(curriculum, ledger)
         version = held.version if held else -1
         unfinished = requests.published.unfinished(partial(curriculum.next_group, version=version))
         return Resumption(
-            accounts,
+            ledger,
             asked,
             tuple(unfinished),
             frozenset(requests.evaluations),
@@ -133,7 +152,7 @@ class RunLog:
             tuple(requests.published.continued),
         )
 
-    def _tell(self, curriculum: Curriculum, accounts: GroupLedger) -> None:
+    def _replay_results(self, curriculum: Curriculum, ledger: GroupLedger) -> None:
         """Pass the results of every draw to the curators; read nothing if there are none."""
         if not curriculum.curators:
             return
@@ -142,7 +161,7 @@ class RunLog:
             scored = decoded(self.codec, record, ScoredTrajectory)
             if scored is not None:
                 curriculum.hear(scored)
-        curriculum.settle(accounts.low)
+        curriculum.settle(ledger.low)
         log.info("curators_resumed", draws=curriculum.outcomes.next_draw)
 
     def replay(self, buffer: Buffer, book: ReplayState) -> None:
@@ -162,10 +181,10 @@ class RunLog:
         Marks are valid, since `LostOffsets` has checked them; a start beyond the end is not.
         """
         topic_id = self.log.topic_id(topic)
-        noted = {mark.partition: mark.next_offset for mark in marks}
+        saved = {mark.partition: mark.next_offset for mark in marks}
         marks_now = []
         for number, (low, end) in sorted(self.log.bounds(topic).items()):
-            wanted = noted.get(number, self.run.starts.get((topic, number), low))
+            wanted = saved.get(number, self.run.starts.get((topic, number), low))
             start = wanted if low <= wanted <= end else low
             marks_now.append(Consumed(topic, number, start, (), topic_id))
         return tuple(marks_now)
@@ -186,19 +205,19 @@ class RunLog:
         return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
 
     def _leave_out_made_up(
-        self, published: PublishedRequests, accounts: GroupLedger, held: Checkpoint | None
+        self, published: PublishedRequests, ledger: GroupLedger, held: Checkpoint | None
     ) -> None:
         """Limit the published draws to the number that admission can have granted.
 
         Anyone can compute the ids of future draws and request them. Admission grants only while
         fewer than the rule's `max_running` are running, and all others have been scored by now.
         """
-        size, rule = accounts.group_size, self.run.rule
+        size, rule = ledger.group_size, self.run.rule
         room = rule.max_running + (rule.batch if self.run.barrier else 0)
-        if not size or (published.highest_draw + 1) * size <= accounts.ended() + room:
+        if not size or (published.highest_draw + 1) * size <= ledger.ended() + room:
             return
         came = self._came(held.consumed if held else ())
-        most = (accounts.ended() + published.empty_seats() + came + room) // size
+        most = (ledger.ended() + published.empty_seats() + came + room) // size
         beyond = published.keep_below(most)
         if beyond:
             log.warning("draws_reconstructed", draws=beyond, published=published.highest_draw + 1)

@@ -34,7 +34,7 @@ class RolloutContinuation:
     """Cancels the running rollouts when a batch is complete, and asks for their continuations."""
 
     buffer: Buffer
-    accounts: GroupLedger
+    ledger: GroupLedger
     cancels: Cancels
     submitter: Submitter
     continue_: Continue
@@ -48,7 +48,7 @@ class RolloutContinuation:
         if self.interrupted_at is None:
             self.interrupted_at = self.clock()
             self.cancel()
-        running = self.accounts.unended()
+        running = self.ledger.unended()
         late = self.clock() - self.interrupted_at >= INTERRUPT_S
         if running and late:
             log.warning("interrupted_rollouts_not_ended", rollouts=len(running))
@@ -56,7 +56,7 @@ class RolloutContinuation:
 
     def cancel(self) -> None:
         """Ask for all running rollouts to end, to be continued later."""
-        self.cancels.ask(self.accounts.unended(), UNFINISHED)
+        self.cancels.ask(self.ledger.unended(), UNFINISHED)
 
     def go_on(self, min_version: int) -> int:
         """Request the rest of cancelled rollouts; return how many. Raises Unavailable."""

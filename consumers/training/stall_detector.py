@@ -48,7 +48,7 @@ class StallDetector:
             self._idle_since = now
             log.warning(
                 "training_waits",
-                running=self.intake.accounts.running(),
+                running=self.intake.ledger.running(),
                 held=buffer.held(),
                 ready_groups=buffer.ready_groups(),
                 needed_groups=self.admission.config.fresh_groups,

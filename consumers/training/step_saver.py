@@ -93,7 +93,7 @@ class StepSaver:
     """The saving of the first of them."""
 
     def __post_init__(self) -> None:
-        self.words, self.topics = self.intake.words, self.intake.words.topics
+        self.announcements, self.topics = self.intake.announcements, self.intake.topics
         self.run, self.learner = self.intake.run, self.intake.learner
         self.publication = Publication(self.run.weights, self.run.publishing)
         self._weights_repair = WeightsRepair(
@@ -168,7 +168,7 @@ class StepSaver:
                 learner.version,
                 learner.steps_done,
                 learner.snapshot() if later else Snapshot(learner.state),
-                self.words.records(parent, samples, metrics, drops, marks),
+                self.announcements.records(parent, samples, metrics, drops, marks),
                 self._checkpoint(),
                 metrics,
                 self._awaited(),
@@ -303,7 +303,7 @@ class StepSaver:
 
     def _checkpoint(self) -> Callable[..., Checkpoint]:
         """Return a maker of the present checkpoint, which needs `state` and `pending`."""
-        buffer, accounts = self.intake.buffer, self.intake.accounts
+        buffer, ledger = self.intake.buffer, self.intake.ledger
         return partial(
             Checkpoint,
             parent=self.parent,
@@ -313,7 +313,7 @@ class StepSaver:
             drops=buffer.drops(),
             abandoned=self.abandoned,
             used=buffer.used,
-            book=accounts.book(self.intake.unaccounted, self.asked.marks),
+            book=ledger.book(self.intake.unaccounted, self.asked.marks),
             replay=buffer.replay_book(),
             leaders=(*self.intake.leaders(), *self.asked.leaders),
         )

@@ -45,7 +45,7 @@ from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.checkpoints.consumption import Asked
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.borrowed_samples import Retell
+from rollcall.trainer.curation.borrowed_samples import Reencode
 from rollcall.trainer.curation.reading import Reading
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights import weights_files
@@ -81,7 +81,7 @@ class Trainer:
     """Reads from the log which versions are in use."""
     continue_: Continue | None = field(default=None, kw_only=True)
     """Makes the requests that continue cancelled rollouts; needed if rollouts may be cancelled."""
-    retell: Retell | None = field(default=None, kw_only=True)
+    reencode: Reencode | None = field(default=None, kw_only=True)
     """Reads shared text of others; needed if some is shared."""
     reading: Reading = field(default=Reading(), kw_only=True)
     """The limits of what the policy can read; unknown for a learner without a model."""
@@ -101,7 +101,7 @@ class Trainer:
         self.run = beginning.run
         self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
         self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
-        self.words = Announcements(self.codec, self.topics, self.run, self.learner)
+        self.announcements = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
         self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
         self.balance = StepBalance(self.clock)
@@ -124,29 +124,29 @@ class Trainer:
         known = self.past.known(held, self.curriculum)
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
-        self.accounts = known.accounts
+        self.ledger = known.ledger
         # Cancels of the process that saved the checkpoint may have been lost when it ended.
-        cut_off = self.accounts.unended() if self.config.cuts_off else []
+        cut_off = self.ledger.unended() if self.config.cuts_off else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = max(announced.highest_version, announced.highest_step_record)
         newest = max(highest, held.version if held else -1)
         weights_files.clear_unannounced(self.run.weights, newest)
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
         made_of = IntakeMaker(
-            self.past, self.config, self.words, self.curriculum, self.accounts, self.evaluations,
-            self.retell, self.clock,
+            self.past, self.config, self.announcements, self.curriculum, self.ledger,
+            self.evaluations, self.reencode, self.clock,
         )  # fmt: skip
         self.intake = made_of.intake(held, abandoned)
         self.buffer = self.intake.buffer
         self._put_together(highest, abandoned, known.asked)
         self.saver.begin(held, announced)
-        for draw in range(self.accounts.next_draw, known.highest_draw + 1):
+        for draw in range(self.ledger.next_draw, known.highest_draw + 1):
             self.admission.published(draw, self.curriculum.group(draw))
         for draw, rollout_id in known.continued:
-            self.accounts.went_on(draw, rollout_id)
+            self.ledger.record_resumed(draw, rollout_id)
         if self.run.admits:
             self.submitter.publish(*known.unfinished)
-            self.cancels.ask(self.accounts.losers(), REDUNDANT)
+            self.cancels.ask(self.ledger.losers(), REDUNDANT)
             self.cancels.ask(cut_off, UNFINISHED)
 
     def _put_together(self, highest: int, abandoned: checkpoints.Ranges, asked: Asked) -> None:
@@ -168,7 +168,7 @@ class Trainer:
             Fence(self.log, self.codec, self.topics, self.run, self.name),
         )
         self.admission = GroupAdmission(
-            self.run, self.config, self.learner, self.accounts, self.curriculum, self.evaluations,
+            self.run, self.config, self.learner, self.ledger, self.curriculum, self.evaluations,
             self.others, self.submitter, self.continuing,
         )  # fmt: skip
         self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
@@ -188,7 +188,7 @@ class Trainer:
             msg = f"{why} needs a log to go on with cancelled rollouts from; give continue_"
             raise Refused(msg)
         return RolloutContinuation(
-            self.buffer, self.accounts, self.cancels, self.submitter, self.continue_, self.clock
+            self.buffer, self.ledger, self.cancels, self.submitter, self.continue_, self.clock
         )
 
     def _ask_pinned(self, *requests: RolloutRequest) -> None:
@@ -232,10 +232,10 @@ class Trainer:
         losers = self.buffer.losers()
         if self.run.admits:
             self.cancels.ask(losers, REDUNDANT)
-        self.curriculum.settle(self.accounts.low)
+        self.curriculum.settle(self.ledger.low)
         self.stall_detector.log_if_forced()
-        went_on = self.admission.go_on()
-        admitted = self.admission.admit() + went_on
+        resumed = self.admission.go_on()
+        admitted = self.admission.admit() + resumed
         trained = self._train()
         self.publisher.poll()
         if not (records or admitted or trained):
@@ -308,4 +308,4 @@ class Trainer:
 
     def running(self) -> int:
         """Return the number of rollouts that are published and not seen scored yet."""
-        return self.accounts.running()
+        return self.ledger.running()

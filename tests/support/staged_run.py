@@ -232,13 +232,13 @@ class Stage:
     def check(self) -> None:
         """The rule, and that nothing is asked for or trained on twice."""
         trainer, rule = self.trainer, self.trainer.run.rule
-        in_use = trainer.accounts.running() + trainer.accounts.held()
-        assert trainer.accounts.running() <= rule.max_running
+        in_use = trainer.ledger.running() + trainer.ledger.held()
+        assert trainer.ledger.running() <= rule.max_running
         # What was given up before a crash is waited for again, beside the group in its place.
         given_up = self.nameless * rule.group_size
         bound = max(rule.staleness + 1, rule.over_provision) * rule.batch
         # Those of a group that was trained on without them have their places there, and end soon.
-        assert in_use <= bound + given_up + len(list(trainer.accounts.losers()))
+        assert in_use <= bound + given_up + len(list(trainer.ledger.losers()))
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
         steps = self.kept_steps()
         trained = [ref.rollout_id for step in steps for ref in refs_of(step)]

@@ -12,7 +12,7 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.tables import Share, groups_of
-from rollcall.trainer.curation.borrowed_samples import Retell, judge_shared
+from rollcall.trainer.curation.borrowed_samples import Reencode, judge_shared
 from rollcall.trainer.curation.drops import Drops
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import Member
@@ -48,9 +48,9 @@ class SharedGroups:
 
     share: Share
     curation: Curation
-    retell: Retell
-    accounts: GroupLedger
-    """The accounts that track held and ended rollouts of other runs, by name."""
+    reencode: Reencode
+    ledger: GroupLedger
+    """The ledger that track held and ended rollouts of other runs, by name."""
     _members: dict[str, dict[tuple[str, int], Member]] = field(default_factory=dict)
     """By group, then by rollout and attempt; complete groups are in `_ready` too."""
     _ready: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class SharedGroups:
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int, drops: Drops) -> None:
         """Add one wanted record; it is held or dropped when this returns."""
-        member = judge_shared(scored, partition, offset, self.curation, self.retell)
+        member = judge_shared(scored, partition, offset, self.curation, self.reencode)
         key, trajectory = group_of(scored), scored.trajectory
         self._log_ms = max(self._log_ms, trajectory.ended_ms)
         name = trajectory.rollout_id, trajectory.attempt
-        known = self.accounts.enter(key, *name)
+        known = self.ledger.enter(key, *name)
         if known:
             drops.add(member, known)
         else:
@@ -129,9 +129,9 @@ class SharedGroups:
     def _leave(self, key: str) -> list[Member]:
         self._ready.pop(key, None)
         members = self._members.pop(key)
-        self.accounts.leave(key)
+        self.ledger.leave(key)
         for name in members:
-            self.accounts.end(key, *name)
+            self.ledger.end(key, *name)
         return list(members.values())
 
 
@@ -147,16 +147,16 @@ class BorrowedGroups:
     def of(
         cls,
         curation: Curation,
-        accounts: GroupLedger,
+        ledger: GroupLedger,
         recorded: RecordedGroups | None,
-        retell: Retell | None,
+        reencode: Reencode | None,
     ) -> Self:
         """Build the sources that `curation` names. Raises Refused if a reader is missing."""
         share = curation.share
-        if (curation.recorded is None) != (recorded is None) or (share and retell is None):
+        if (curation.recorded is None) != (recorded is None) or (share and reencode is None):
             msg = "recorded and share of [learner] need somebody who reads what is others'"
             raise Refused(msg)
-        shared = SharedGroups(share, curation, retell, accounts) if share and retell else None
+        shared = SharedGroups(share, curation, reencode, ledger) if share and reencode else None
         return cls(curation, recorded, shared)
 
     def takes(self, scored: ScoredTrajectory, partition: int, offset: int, drops: Drops) -> bool:

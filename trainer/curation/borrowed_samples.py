@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
-from rollcall.trainer.curation.judge import UNTOLD, Member, judge
+from rollcall.trainer.curation.judge import NOT_ENCODABLE, Member, judge
 from rollcall.trainer.rules.samples import RECORDED, SHARED
 
-Retell = Callable[[ScoredTrajectory], ScoredTrajectory | None]
+Reencode = Callable[[ScoredTrajectory], ScoredTrajectory | None]
 """A function that tokenises a rollout for our policy; None if that is not possible."""
 
 
@@ -17,7 +17,7 @@ def judge_any(
     partition: int,
     offset: int,
     curation: Curation,
-    retell: Retell | None = None,
+    reencode: Reencode | None = None,
 ) -> Member:
     """Judge a record of a batch, of our run or of another; never raises."""
     request = scored.trajectory.request
@@ -26,7 +26,7 @@ def judge_any(
     recorded = curation.recorded
     if recorded is not None and request.run_id == recorded.run:
         return judge_recorded(scored, partition, offset, curation)
-    return judge_shared(scored, partition, offset, curation, retell)
+    return judge_shared(scored, partition, offset, curation, reencode)
 
 
 def judge_recorded(
@@ -47,16 +47,16 @@ def judge_shared(
     partition: int,
     offset: int,
     curation: Curation,
-    retell: Retell | None,
+    reencode: Reencode | None,
 ) -> Member:
     """Judge a record of any other run, with its text tokenised for our policy."""
     request = scored.trajectory.request
-    retold = retell(scored) if retell is not None and curation.share is not None else None
-    if retold is None or request is None:
+    reencoded = reencode(scored) if reencode is not None and curation.share is not None else None
+    if reencoded is None or request is None:
         length = scored.trajectory.sampled_tokens
-        return Member(scored, (partition, offset), length, None, UNTOLD)
+        return Member(scored, (partition, offset), length, None, NOT_ENCODABLE)
     ours = replace(curation, run_id=request.run_id, abandoned=(), joins=False)
-    return _borrowed(judge(retold, partition, offset, ours), SHARED)
+    return _borrowed(judge(reencoded, partition, offset, ours), SHARED)
 
 
 def _borrowed(member: Member, how: str) -> Member:

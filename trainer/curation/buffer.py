@@ -22,7 +22,7 @@ from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.schemas.rules import choose
 from rollcall.trainer.config.curation import Curation, ReplayRule
 from rollcall.trainer.curation.borrowed_groups import BorrowedGroups, RecordedGroups
-from rollcall.trainer.curation.borrowed_samples import Retell
+from rollcall.trainer.curation.borrowed_samples import Reencode
 from rollcall.trainer.curation.drops import Dropped, Drops, Tally
 from rollcall.trainer.curation.group_gate import GroupGate
 from rollcall.trainer.curation.group_ledger import GroupLedger
@@ -44,19 +44,19 @@ class Buffer:
     def __init__(
         self,
         curation: Curation,
-        accounts: GroupLedger | None = None,
+        ledger: GroupLedger | None = None,
         replay: ReplayRule | None = None,
         recorded: RecordedGroups | None = None,
-        retell: Retell | None = None,
+        reencode: Reencode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.curation = curation
         self.clock = clock
         self.replay = Replay(replay or ReplayRule())
-        self.accounts = accounts or GroupLedger()
-        self.borrowed = BorrowedGroups.of(curation, self.accounts, recorded, retell)
+        self.ledger = ledger or GroupLedger()
+        self.borrowed = BorrowedGroups.of(curation, self.ledger, recorded, reencode)
         self.gate = GroupGate(curation)
-        self.cut_off = CutOff(curation, self.accounts)
+        self.cut_off = CutOff(curation, self.ledger)
         self._completion = choose("batch", curation.batch, COMPLETIONS)
         self.used = 0
         self._wait = StaleWait(
@@ -93,7 +93,7 @@ class Buffer:
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
         if group.whole() and self.curation.redundancy:
-            self._losers += self.accounts.win(key)
+            self._losers += self.ledger.win(key)
         if group.all_there():
             self._complete(group)
 
@@ -101,13 +101,13 @@ class Buffer:
         """Release a record that was cut off: its rollout continues under its next id."""
         self.cut_off.let_go(member)
         key, rollout_id = group_of(member.scored), member.scored.trajectory.rollout_id
-        self._drops.add(member, "continued" if self.accounts.go_on(key, rollout_id) else "late")
+        self._drops.add(member, "continued" if self.ledger.go_on(key, rollout_id) else "late")
 
     def _begin(self, key: str, claimed: int) -> WaitingGroup:
-        size = self.accounts.size(key, claimed)
-        spare = self.curation.redundancy if self.accounts.drew(key) else 0
+        size = self.ledger.size(key, claimed)
+        spare = self.curation.redundancy if self.ledger.drew(key) else 0
         # A smaller group keeps at least two members, since advantages compare within it.
-        least = 1 if size == self.accounts.group_size else min(size, 2)
+        least = 1 if size == self.ledger.group_size else min(size, 2)
         self._groups[key] = WaitingGroup(key, size, max(least, size - spare))
         return self._groups[key]
 
@@ -185,7 +185,7 @@ class Buffer:
 
     def held(self) -> int:
         """Return the number of held records."""
-        return self.accounts.held() + self.accounts.others()
+        return self.ledger.held() + self.ledger.others()
 
     def ready_groups(self) -> int:
         return len(self._ready)
@@ -209,11 +209,11 @@ class Buffer:
 
     def recent(self) -> tuple[str, ...]:
         """Return names of ended rollouts and groups that were not drawn, for `restore`."""
-        return self.accounts.names()
+        return self.ledger.names()
 
     def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
         """Restore a checkpoint's state; records held at that time are read again from the log."""
-        self.accounts.know(recent)
+        self.ledger.know(recent)
         self._drops = Drops(drops)
         self.used = used
 
@@ -225,7 +225,7 @@ class Buffer:
         waiting = [group for group in self._groups.values() if not group.complete]
         for group in waiting:
             self._drop_group(group, "incomplete")
-        lost = self.accounts.lose()
+        lost = self.ledger.lose()
         self._drops.count("lost", lost)
         return lost
 
@@ -233,13 +233,11 @@ class Buffer:
         if member.reason in OUTSIDE:
             return member.reason
         trajectory = member.scored.trajectory
-        return self.accounts.enter(
-            group_of(member.scored), trajectory.rollout_id, trajectory.attempt
-        )
+        return self.ledger.enter(group_of(member.scored), trajectory.rollout_id, trajectory.attempt)
 
     def _complete(self, group: WaitingGroup) -> None:
         group.complete = True
-        self.accounts.fill(group.key)
+        self.ledger.fill(group.key)
         reason = self._unfit(group)
         if reason:
             self._drop_group(group, reason)
@@ -280,7 +278,7 @@ class Buffer:
 
     def _oldest_running(self) -> int | None:
         """Return the lowest version at the start of an incomplete group, as far as known."""
-        begun = self.accounts.drawn.begun()
+        begun = self.ledger.drawn.begun()
         for group in self._groups.values():
             at = None if group.complete else group.deadline()
             if at is not None:
@@ -314,10 +312,10 @@ class Buffer:
 
     def _forget(self, group: WaitingGroup) -> None:
         del self._groups[group.key]
-        self.accounts.leave(group.key)
+        self.ledger.leave(group.key)
         for member in group.members:
             trajectory = member.scored.trajectory
-            self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
+            self.ledger.end(group.key, trajectory.rollout_id, trajectory.attempt)
 
 
 def _place(sample: Sample) -> ScoredPlace:

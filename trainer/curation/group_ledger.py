@@ -156,7 +156,7 @@ class GroupLedger:
         at.generations[member] = split_continued_id(rollout_id)[1] + 1
         return True
 
-    def went_on(self, draw: int, rollout_id: str) -> None:
+    def record_resumed(self, draw: int, rollout_id: str) -> None:
         """Record a request in the log that continues another one."""
         member = self.drawn.seat(draw, rollout_id) if draw >= self.low else None
         if member is not None and not self.drawn.at(draw).ended >> member & 1:

@@ -35,7 +35,7 @@ OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 UNASKED = "unasked"
 """The reason of a rollout that another policy requested and that did not call ours."""
 
-UNTOLD = "untold"
+NOT_ENCODABLE = "untold"
 """The reason of a shared rollout whose text cannot be tokenised for our policy."""
 
 

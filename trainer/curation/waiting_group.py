@@ -14,15 +14,15 @@ from rollcall.trainer.rules.samples import LIMITS, Sample, ScoredPlace
 class CutOff:
     """The cut-off rollouts of one run that wait to be continued."""
 
-    def __init__(self, curation: Curation, accounts: GroupLedger) -> None:
-        self._curation, self._accounts = curation, accounts
+    def __init__(self, curation: Curation, ledger: GroupLedger) -> None:
+        self._curation, self._ledger = curation, ledger
         self._members: list[Member] = []
 
     def is_one(self, member: Member, group: str) -> bool:
         """Return True if a member was cancelled to be continued later."""
         trajectory, reason = member.scored.trajectory, self._curation.continues
         cancelled = trajectory.status == "cancelled" and trajectory.reason == reason != ""
-        return cancelled and self._accounts.drew(group)
+        return cancelled and self._ledger.drew(group)
 
     def hold(self, member: Member) -> bool:
         """Hold a member; return False if it was continued `retention` times already."""

@@ -1,4 +1,4 @@
-"""Errors of a device or machine without enough memory, told from errors of a batch."""
+"""Classification of the errors of a step: out of memory, a failed device, or a bad batch."""
 
 import gc
 

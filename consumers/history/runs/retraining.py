@@ -127,10 +127,10 @@ def plan(
 def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[RetrainedStep]:
     """Yield each step after training it, with a learner in the state before the first one."""
     run = plan.run
-    curation, retell = plan.curation(learner), run.retell()
+    curation, reencode = plan.curation(learner), run.reencoder()
     for number in plan.numbers():
         step = plan.branch.steps[number]
-        samples = samples_of(step, plan.records, codec, curation, retell)
+        samples = samples_of(step, plan.records, codec, curation, reencode)
         learner.follow_pieces(step.metrics)
         learner.step(samples, version=step.version)
         tensors = learner.tensors()

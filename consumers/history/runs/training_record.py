@@ -14,7 +14,7 @@ from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.checkpoints.step_chain import StepChain
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.borrowed_samples import Retell, judge_any
+from rollcall.trainer.curation.borrowed_samples import Reencode, judge_any
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.publication import Publishing
 
@@ -42,7 +42,7 @@ class TrainedRun:
         """The directory or URL to which its weights were published."""
         return self.publishing.place(self.directory)
 
-    def retell(self) -> Retell | None:
+    def reencoder(self) -> Reencode | None:
         """Return the function that tokenises text of other policies; None if none is shared.
 
         Raises Refused.
@@ -144,11 +144,11 @@ def samples_of(
     records: Mapping[RecordPlace, Record],
     codec: Codec,
     curation: Curation,
-    retell: Retell | None = None,
+    reencode: Reencode | None = None,
 ) -> tuple[Sample, ...]:
     """Return the step's samples in the order of its record, judged by the original rules.
 
-    `retell` tokenises shared text of others, if any.
+    `reencode` tokenises shared text of others, if any.
 
     Raises TopicRecreated, and Refused if the present recipe would not train on them.
     """
@@ -160,7 +160,7 @@ def samples_of(
             ref.attempt,
         ):
             raise _made_anew(_place(ref))
-        member = judge_any(scored, ref.partition, ref.offset, curation, retell)
+        member = judge_any(scored, ref.partition, ref.offset, curation, reencode)
         if member.sample is None:
             msg = (
                 f"step {step.step} was trained on rollout {ref.rollout_id!r}, which the recipe of "

@@ -83,11 +83,11 @@ class WhatIf:
     def train(self) -> Iterator[OtherwiseStep]:
         """Yield each step after training it; steps before the first requested one use the
         original rule. Raises Refused for a step without trajectories left."""
-        curation, retell = self.plan.curation(self.then), self.plan.run.retell()
+        curation, reencode = self.plan.curation(self.then), self.plan.run.reencoder()
         began = self.then.tensors()
         for number in self.plan.numbers():
             step = self.plan.branch.steps[number]
-            samples = samples_of(step, self.plan.records, self.codec, curation, retell)
+            samples = samples_of(step, self.plan.records, self.codec, curation, reencode)
             self.then.follow_pieces(step.metrics)
             then = self.then.step(samples, version=step.version)
             if number < self.plan.first:

@@ -101,8 +101,8 @@ def test_smaller_groups_take_up_a_whole_groups_place(tmp_path: Path) -> None:
     stage = staged(tmp_path, {"name": "adaptive_rollouts", "fewer_above": 0.0}, size=4)
     stage.rewards = lambda request: 1.0
     stage.train(5)
-    before = stage.trainer.accounts
-    after = stage.begin().accounts
+    before = stage.trainer.ledger
+    after = stage.begin().ledger
 
     sizes = {request.group_size for request in stage.asked()}
     assert sizes == {4, 2}

@@ -35,7 +35,7 @@ def test_a_restart_stays_within_admission_despite_forged_requests(
         stage = Stage(Path(folder))
         stage.turn()
         stage.train(steps)
-        published = stage.trainer.accounts.next_draw
+        published = stage.trainer.ledger.next_draw
         asked = stage.asked()
         for far, own, member in forged:
             forge(stage, asked[0], published + far, own, member)
@@ -44,8 +44,8 @@ def test_a_restart_stays_within_admission_despite_forged_requests(
         stage.trainer.turn(0.0)
 
         most = stage.trainer.run.rule.max_running
-        assert stage.trainer.accounts.next_draw >= published, "what was drawn counts"
-        assert stage.trainer.accounts.running() <= most
+        assert stage.trainer.ledger.next_draw >= published, "what was drawn counts"
+        assert stage.trainer.ledger.running() <= most
         own_ids = {request.rollout_id for request in asked}
         after = {r.rollout_id for r in stage.asked()} - own_ids
         assert len(after) <= most + len(forged), "nor does it ask for more"

@@ -89,11 +89,11 @@ def test_groups_held_during_a_wait_are_bounded(tmp_path: Path) -> None:
     stage = Stage(tmp_path, WAITING)
     slow = held_back(stage)
     trainer = stage.trainer
-    draws = iter(range(trainer.accounts.next_draw, 10**6))
+    draws = iter(range(trainer.ledger.next_draw, 10**6))
     most = 0
     for _ in range(12):
         for member in trainer.curriculum.group(draw := next(draws)):
-            trainer.accounts.published(draw, 2, trainer.learner.version)
+            trainer.ledger.published(draw, 2, trainer.learner.version)
             stage.end(member)
         trainer.turn(0.0)
         most = max(most, trainer.buffer.ready_groups())

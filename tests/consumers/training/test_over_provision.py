@@ -71,8 +71,8 @@ def test_twice_as_many_groups_run_and_cut_off_ones_come_first(
     run.train(3)
     run.turn()
 
-    accounts = run.trainer.accounts
-    assert accounts.running() + accounts.held() == 8
+    ledger = run.trainer.ledger
+    assert ledger.running() + ledger.held() == 8
     assert {word.reason for word in run.cancelled()} == {UNFINISHED}
     run.close()
 
@@ -157,8 +157,8 @@ def test_cut_off_rollouts_continue_beside_curators_and_replay(tmp_path: Path, ev
     assert len(trained(run)) - again == len(set(trained(run)))
     assert max(Counter(request.rollout_id for request in run.asked()).values()) == 1
     assert of_generations(run)
-    accounts = run.trainer.accounts
-    assert accounts.running() + accounts.taken() <= 2 * 2 * config.members
+    ledger = run.trainer.ledger
+    assert ledger.running() + ledger.taken() <= 2 * 2 * config.members
     assert [str(breach) for breach in audit(run).breaches] == []
     run.close()
 
@@ -290,7 +290,7 @@ def test_a_continuation_gets_its_parents_remaining_limits(tmp_path: Path) -> Non
     run.close()
 
 
-# The buffer and the accounts
+# The buffer and the ledger
 
 
 def cut_off(stage: Stage, number: int) -> None:

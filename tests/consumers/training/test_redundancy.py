@@ -87,7 +87,7 @@ def test_whole_groups_keep_their_redundant_members_places(tmp_path: Path) -> Non
             stage.end(request)
         stage.turn()
 
-    assert stage.trainer.accounts.held() == 3 * SIZE
+    assert stage.trainer.ledger.held() == 3 * SIZE
     assert {request.group_id for request in stage.asked()} == {f"run/{n}" for n in range(4)}
     stage.begin()
     stage.turn()

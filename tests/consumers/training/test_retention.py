@@ -12,7 +12,7 @@ from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.log.protocols import Commit
 from rollcall.consumers.loop.scoring_retirement import retired_word
 from rollcall.consumers.training import retention
-from rollcall.consumers.training.scored_places import scored_at
+from rollcall.consumers.training.resumption import scored_at
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.messages import (
     Event,

@@ -34,7 +34,7 @@ class Stretch:
     """A buffer, and how far its partition is written."""
 
     def __init__(self, buffer: Buffer | None = None) -> None:
-        self.buffer = buffer or Buffer(CURATED, retell=as_ours)
+        self.buffer = buffer or Buffer(CURATED, reencode=as_ours)
         self.end = 0
 
     def offer(
@@ -83,8 +83,8 @@ def test_old_equal_or_surplus_shared_groups_are_dropped_with_their_reason() -> N
     assert len(log.buffer.released()) == 9
 
 
-def test_a_sample_that_cannot_be_retold_drops_its_group() -> None:
-    log = Stretch(Buffer(CURATED, retell=lambda record: None))
+def test_a_sample_that_cannot_be_reencoded_drops_its_group() -> None:
+    log = Stretch(Buffer(CURATED, reencode=lambda record: None))
 
     log.offer("g")
 
@@ -97,7 +97,7 @@ def test_a_rewritten_group_is_not_trained_on_again_after_a_restart() -> None:
     log.offer("g")
     log.offer("g")
     assert groups(log.buffer.take(2, v_now=0)) == ["g", "own"]
-    after = Stretch(Buffer(CURATED, retell=as_ours))
+    after = Stretch(Buffer(CURATED, reencode=as_ours))
     after.buffer.restore(log.buffer.recent(), log.buffer.drops())
 
     after.offer("g")
@@ -108,7 +108,7 @@ def test_a_rewritten_group_is_not_trained_on_again_after_a_restart() -> None:
 
 def test_records_of_unlisted_runs_and_evaluations_stay_outside() -> None:
     named = replace(CURATED, share=replace(SHARE, runs=("friend",)))
-    log = Stretch(Buffer(named, retell=as_ours))
+    log = Stretch(Buffer(named, reencode=as_ours))
 
     log.offer("g")
     log.offer("f", run="friend")
@@ -133,7 +133,7 @@ def test_a_failed_batch_reports_its_shared_samples_as_dropped() -> None:
 
 
 @pytest.mark.parametrize("loss", ["clip_higher", "m2po", "decoupled_ppo"])
-def test_retold_text_starts_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
+def test_reencoded_text_starts_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
     config = LearnerConfig(loss=loss, share=Share(), epochs=2, group_size=1)
     heard = [replace(each, borrowed=SHARED, min_version=-1) for each in some_samples(1)]
     once = Learner(model_directory, replace(config, epochs=1)).step(heard)

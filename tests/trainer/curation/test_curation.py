@@ -322,9 +322,9 @@ def drawn(draw: int, member: int, size: int, *, version: int = 0, **other: Any) 
 
 
 def drawn_buffer(draws: int, size: int, curation: Curation) -> Buffer:
-    accounts = GroupLedger("run", size)
-    accounts.published(draws - 1)
-    return Buffer(curation, accounts)
+    ledger = GroupLedger("run", size)
+    ledger.published(draws - 1)
+    return Buffer(curation, ledger)
 
 
 def test_a_drawn_rollout_is_never_taken_twice_after_10000_others() -> None:
@@ -352,7 +352,7 @@ def test_a_straggler_without_tokens_is_not_held_after_9000_groups() -> None:
     buffer.offer(drawn(0, 1, 2, status="timed_out", sequences=()), 0, 20_000)
 
     assert reasons(buffer) == {"stale": 1, "late": 1}
-    assert (buffer.held(), buffer.accounts.running()) == (0, 0)
+    assert (buffer.held(), buffer.ledger.running()) == (0, 0)
 
 
 def test_a_record_with_a_wrong_group_size_does_not_delay_its_group() -> None:
@@ -371,7 +371,7 @@ def test_giving_up_drops_incomplete_groups_and_keeps_ready_ones() -> None:
     assert buffer.give_up() == 3
 
     assert reasons(buffer) == {"incomplete": 1, "lost": 3}
-    assert (buffer.held(), buffer.accounts.running()) == (2, 0)
+    assert (buffer.held(), buffer.ledger.running()) == (2, 0)
     assert buffer.take(1, v_now=0) is not None
 
 

@@ -87,10 +87,10 @@ def drawn(draw: int, member: int, version: int, ended_ms: int = 0) -> ScoredTraj
 def waiting(**changes: Any) -> Buffer:
     """Two draws of two members: the first was begun under version 1 and runs, one is whole."""
     curation = replace(CURATION, on_stale="wait", max_staleness=1, **changes)
-    accounts = GroupLedger("run", 2)
-    accounts.published(0, 2, 1)
-    accounts.published(1, 2, 2)
-    buffer = Buffer(curation, accounts)
+    ledger = GroupLedger("run", 2)
+    ledger.published(0, 2, 1)
+    ledger.published(1, 2, 2)
+    buffer = Buffer(curation, ledger)
     for member in range(2):
         buffer.offer(drawn(1, member, 2), 0, member)
     return buffer
@@ -126,7 +126,7 @@ def test_the_wait_ends_after_the_configured_seconds_of_log_time() -> None:
 def test_the_wait_ends_once_enough_batches_have_accumulated() -> None:
     buffer = waiting(stale_wait_steps=1)
     early = buffer.take(1, v_now=2)
-    buffer.accounts.published(2, 2, 2)
+    buffer.ledger.published(2, 2, 2)
     for member in range(2):
         buffer.offer(drawn(2, member, 2), 0, 10 + member)
 
@@ -135,10 +135,10 @@ def test_the_wait_ends_once_enough_batches_have_accumulated() -> None:
 
 
 def test_a_resumed_trainer_waits_for_the_same_groups() -> None:
-    accounts = waiting().accounts
-    again = GroupLedger("run", 2, accounts.book())
+    ledger = waiting().ledger
+    again = GroupLedger("run", 2, ledger.book())
 
-    assert again.drawn.begun() == accounts.drawn.begun() == {"run/0": 1, "run/1": 2}
+    assert again.drawn.begun() == ledger.drawn.begun() == {"run/0": 1, "run/1": 2}
 
 
 def test_a_wait_lasts_from_the_time_its_batch_is_ready() -> None:

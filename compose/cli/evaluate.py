@@ -61,7 +61,7 @@ def evaluate(
 
     Example: rollcall eval --run lake-any-start-20261121-155458-s7
     """
-    from rollcall.consumers.history.versions.estimates import Bootstrap
+    from rollcall.consumers.history.versions.evaluation import Bootstrap
     from rollcall.consumers.history.versions.version_results import results_of
 
     run_id, only = "", (span.policy_id, span.version)

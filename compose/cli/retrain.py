@@ -84,7 +84,7 @@ def retrain(
 
 def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, Any]:
     """Retrain with the recorded rules."""
-    from rollcall.compose.pages.retraining_page import retrain_and_tell
+    from rollcall.compose.runs.retraining import retrain_and_tell
 
     cluster, folder, threads = _found(run)
     return retrain_and_tell(
@@ -102,7 +102,7 @@ def _otherwise(
     held_out: bool,
 ) -> dict[str, Any]:
     """Retrain with changed rules or fewer tasks."""
-    from rollcall.compose.runs.what_if_run import what_if
+    from rollcall.compose.runs.retraining import what_if
 
     cluster, folder, threads = _found(run)
     return what_if(

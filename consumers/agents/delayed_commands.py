@@ -18,7 +18,7 @@ from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Output, Rollout
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.quotas.call_pacing import CallPacing
-from rollcall.consumers.agents.quotas.rollout_quotas import RolloutQuotas
+from rollcall.consumers.agents.quotas.user_quotas import RolloutQuotas
 from rollcall.consumers.loop.clock import LogClock
 from rollcall.consumers.loop.time_guard import PoisonGuard
 from rollcall.producers.publisher import Cause

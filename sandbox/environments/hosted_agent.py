@@ -13,7 +13,7 @@ process in the box of its task was ended by a signal: its changes there cannot b
 replacement.
 
 While some requests wait for the model, callers that got a reply continue, and may soon ask for
-more. A step waits a little for that: `rollcall.sandbox.environments.adaptive_wait`.
+more. A step waits a little for that: `rollcall.sandbox.environments.reply_history`.
 """
 
 import asyncio
@@ -35,8 +35,7 @@ from rollcall.sandbox.agents.agent_box import (
 from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.boxes.box import Box, Spec
 from rollcall.sandbox.environment import Observation, kind_of
-from rollcall.sandbox.environments.adaptive_wait import AdaptiveWait
-from rollcall.sandbox.environments.reply_history import ReplyHistory
+from rollcall.sandbox.environments.reply_history import AdaptiveWait, ReplyHistory
 from rollcall.sandbox.host import AgentEndpoint, Host, Process
 from rollcall.sandbox.private_places import mounts
 from rollcall.schemas.agent_requests import (

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from posixpath import join, normpath
 
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 
 FILES = (
     "conftest.py",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from rollcall.sandbox.boxes import tar_streams
 from rollcall.sandbox.boxes.box import Spec
 from rollcall.sandbox.tasks.harbor import HarborTask
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from rollcall.sandbox import process_tree
 from rollcall.sandbox.grading import pytest_files, pytest_guard, pytest_witness, supervisor
 from rollcall.sandbox.grading.verdict import ERROR, FAILED, PASSED
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 
 FUTURE = "from __future__ import annotations\n"
 NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"

@@ -12,7 +12,7 @@ from rollcall.sandbox.grading.grading import grade, too_long
 from rollcall.sandbox.grading.reference import reference_of
 from rollcall.sandbox.grading.verdict import Verdict
 from rollcall.sandbox.tasks.harbor import HarborTask
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 from rollcall.schemas.untrusted_text import clean_text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.schemas.messages import Trajectory
 from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.consumers.audit.audit import audit
 from rollcall.producers import provision

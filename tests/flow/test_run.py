@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.consumers.log.protocols import Reader
 from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.support.command_line import ROOT, addresses, rollcall

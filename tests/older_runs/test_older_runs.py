@@ -14,15 +14,13 @@ import fastavro
 import pytest
 import torch
 
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs import run_folder
-from rollcall.compose.runs.what_if_run import what_if
+from rollcall.compose.runs.retraining import retrain_and_tell, what_if
 from rollcall.compose.workers.served_policy import run_engine
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.reading.ranges import Range
 from rollcall.consumers.history.reading.selection import Selection
-from rollcall.consumers.history.versions.estimates import Bootstrap
-from rollcall.consumers.history.versions.evaluation import evaluate
+from rollcall.consumers.history.versions.evaluation import Bootstrap, evaluate
 from rollcall.consumers.history.versions.version_results import results_of
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry

@@ -16,9 +16,9 @@ import orjson
 import torch
 import transformers.models.gpt2.modeling_gpt2
 
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.processes import die_with_parent
 from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.rank_processes import sharded
 from rollcall.compose.workers.run_trainer import run_trainer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollcall.sandbox.boxes.tar_streams import of_files
 from rollcall.sandbox.grading.reference import Reference
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 
 Files = Mapping[str, str]
 BASE: Files = {

@@ -1,9 +1,16 @@
-"""Rate limits on the model calls of users: calls above the rate are delayed, never dropped.
+"""Rate limits on the model calls of users (calls above the rate are delayed, never dropped), and
+the share of a user's quota that one worker may use.
 
 Each user has a token bucket that fills with this worker's share of the rate and holds one second's
 worth of calls. Calls of one user leave in the order in which they were made. A waiting call has no
 deadline; its clock starts when it is sent. Waiting calls are not recorded, so the next owner of the
 journal cannot know which were sent: it sends all outstanding calls again and paces them anew.
+
+A worker's share of a limit is that of the journals it holds: the limit is divided among the
+partitions so that all parts sum to it, and a worker pools the parts of its own. A worker that holds
+any partition may run at least one rollout, since those waiting there would otherwise wait for ever:
+all workers together thus keep a limit that is no smaller than their number. A partition that moves
+takes its part along at once; rollouts that run elsewhere under that part go on.
 """
 
 from collections import Counter, OrderedDict
@@ -12,10 +19,31 @@ from dataclasses import dataclass
 
 from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Output, Rollout
-from rollcall.consumers.agents.quotas.shares import QuotaShare
 from rollcall.consumers.loop.clock import Clock
 from rollcall.consumers.loop.quota_table import QuotaTable
 from rollcall.schemas.messages import ModelCall
+
+
+class QuotaShare:
+    """The partitions that count towards this worker's shares."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        """Partitions whose journals are folded: before that their running rollouts are unknown."""
+        self.partitions = 1
+        """The number of partitions in all."""
+
+    def part_of(self, limit: int) -> int:
+        """Return this worker's share of a whole number; at least one."""
+        count = max([self.partitions, *(number + 1 for number in self.held)])
+        # Rounded so that the parts of all partitions sum to the limit.
+        parts = ((n + 1) * limit // count - n * limit // count for n in self.held)
+        return max(1, sum(parts))
+
+    def rate_of(self, limit: float) -> float:
+        """Return this worker's share of a rate."""
+        return limit * len(self.held) / max(self.partitions, len(self.held))
+
 
 NEVER_MS = 10**14
 """A time from which no deadline is reached, within the range of every clock."""

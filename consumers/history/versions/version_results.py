@@ -4,8 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollcall.consumers.history.reading.ranges import parse_policy
-from rollcall.consumers.history.versions.estimates import Bootstrap, Estimate, pass_at_k
-from rollcall.consumers.history.versions.evaluation import Tasks, TaskTally, Version
+from rollcall.consumers.history.versions.evaluation import (
+    Bootstrap,
+    Estimate,
+    Tasks,
+    TaskTally,
+    Version,
+    pass_at_k,
+)
 from rollcall.schemas.bounded import whole_number
 from rollcall.schemas.errors import Refused
 

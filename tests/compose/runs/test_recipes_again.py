@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs.recipe import SHIPPED, load_recipe
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.inference.gguf_policy import make_gguf_policy
 from rollcall.schemas.messages import Trajectory
 from rollcall.schemas.objects import ObjectStore

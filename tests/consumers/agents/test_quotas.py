@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
-from rollcall.consumers.agents.quotas.call_pacing import MOST_BUCKETS, CallPacing
-from rollcall.consumers.agents.quotas.shares import QuotaShare
+from rollcall.consumers.agents.quotas.call_pacing import MOST_BUCKETS, CallPacing, QuotaShare
 from rollcall.consumers.agents.worker import Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.log.protocols import Record

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rollcall.compose.cli.retrain import parse_steps
-from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory, TrainStep

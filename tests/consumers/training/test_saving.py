@@ -15,7 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from rollcall.compose.cli.retrain import parse_steps
-from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.consumers.log.memory_log import MemoryPublisher
 from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.training.disk_room import disk_full

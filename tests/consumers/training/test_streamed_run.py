@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.consumers.training.streamed_step import StreamedStep
 from rollcall.schemas.errors import BatchFailed, Unavailable
 from rollcall.trainer.curation.buffer import Buffer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollcall.sandbox.environments.adaptive_wait import HOLD, HOLD_S, AdaptiveWait
+from rollcall.sandbox.environments.reply_history import HOLD, HOLD_S, AdaptiveWait
 from tests.support.rig import Clock
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rollcall.sandbox.grading.guarded import Guarded
-from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.task_file import Verifier
 
 
 def guarded(command: str = "python -m pytest tests", parser: str = "pytest") -> Guarded:

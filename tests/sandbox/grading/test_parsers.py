@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollcall.sandbox.grading.parsers import PARSERS, PYTEST_SUMMARY, parse
 from rollcall.sandbox.grading.verdict import OUTCOMES, TestLog, contradiction
-from rollcall.sandbox.tasks.verifier import PARSERS as NAMES
+from rollcall.sandbox.tasks.task_file import PARSERS as NAMES
 from rollcall.schemas.errors import WorkFailed
 
 PYTEST = """...FsxXEFsxF.F                                                           [100%]

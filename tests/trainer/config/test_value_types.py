@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rollcall.compose.runs.recipe import SHIPPED, load_recipe
+from rollcall.compose.runs.retraining import changed_learner
 from rollcall.compose.runs.run_folder import RunFolder
-from rollcall.compose.runs.what_if_run import changed_learner
 from rollcall.schemas.errors import Refused
 from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.tiny_run import World

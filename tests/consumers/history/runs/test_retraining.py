@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rollcall.compose.cli.retrain import parse_steps
-from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.retraining import retrain_and_tell
 from rollcall.compose.runs.run_folder import RunFolder, require_unchanged
 from rollcall.compose.workers.retraining_ranks import learner_of
 from rollcall.compose.workers.run_trainer import run_trainer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollcall.compose.runs.what_if_run import changed_learner, what_if
+from rollcall.compose.runs.retraining import changed_learner, what_if
 from rollcall.consumers.heldout import HeldOut
 from rollcall.inference.policy_dir import load_policy
 from rollcall.schemas.errors import Refused

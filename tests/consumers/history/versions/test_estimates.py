@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.versions.estimates import Bootstrap, Estimate, pass_at_k
+from rollcall.consumers.history.versions.evaluation import Bootstrap, Estimate, pass_at_k
 from tests.support.tiers import examples
 
 COUNTS = st.integers(1, 9).flatmap(

@@ -17,8 +17,7 @@ from rollcall.compose.workers.rescorer import Rescorer
 from rollcall.consumers.history.reading.ranges import Range
 from rollcall.consumers.history.reading.selection import Selection
 from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes
-from rollcall.consumers.history.versions.estimates import Bootstrap
-from rollcall.consumers.history.versions.evaluation import Evaluation, evaluate
+from rollcall.consumers.history.versions.evaluation import Bootstrap, Evaluation, evaluate
 from rollcall.consumers.history.versions.version_results import VersionResult, results_of
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (

@@ -1,4 +1,4 @@
-"""Training of a changed learner on a run's batches, with progress output."""
+"""Retraining of a run's steps, as they were or with a changed learner, with progress output."""
 
 import tempfile
 import tomllib
@@ -14,14 +14,79 @@ from rollcall.compose.runs.export_policy import export_state
 from rollcall.compose.runs.held_out_trial import HeldOutSuccess, held_out, require_alone
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
+from rollcall.compose.workers.retraining_ranks import learner_of
 from rollcall.consumers.history.reading.history import History
-from rollcall.consumers.history.runs.retraining import plan
+from rollcall.consumers.history.runs.retraining import (
+    RetrainedStep,
+    RetrainingPlan,
+    environment_differences,
+    plan,
+    report,
+    train,
+)
 from rollcall.consumers.history.runs.training_record import TrainedRun
 from rollcall.consumers.history.runs.what_if import OtherwiseStep, WhatIf, require_trainable
 from rollcall.schemas.atomic_files import require_unused
 from rollcall.schemas.errors import Refused
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_config import LearnerConfig
+
+
+def retrain_and_tell(
+    history: History,
+    run: TrainedRun,
+    steps: tuple[int, int],
+    *,
+    version: int | None,
+    threads: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Plan, train and report in lines; return the report. Raises Refused before any training."""
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    ahead = plan(history, run, *steps, version)
+    for line in _plan_lines(ahead, threads):
+        tell(line)
+    retrained = []
+    with learner_of(ahead, threads) as learner:
+        for step in train(ahead, history.codec, learner):
+            tell(_step_line(step))
+            retrained.append(step)
+    return report(ahead, threads, retrained)
+
+
+def _plan_lines(plan: RetrainingPlan, threads: int) -> Iterator[str]:
+    """Yield the description of the plan."""
+    begin = plan.start.state.step + 1
+    by = f"{plan.ranks} ranks of " if plan.ranks > 1 else ""
+    yield (
+        f"run {plan.run.run_id}, branch of version {plan.branch.version}: from checkpoint "
+        f"{plan.path.name} (step {plan.start.state.step}), {by}{threads} thread"
+        f"{'' if threads == 1 else 's'}{' each' if by else ''}"
+    )
+    if begin < plan.first:
+        last = plan.first - 1
+        between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
+        yield f"no checkpoint of step {last} was kept: {between} trained too"
+    others = environment_differences(plan)
+    if others:
+        yield f"the bits may differ, for this is not as it was: {'; '.join(others)}"
+
+
+def _step_line(step: RetrainedStep) -> str:
+    if step.identical:
+        verdict = "identical"
+    elif not step.announced:
+        verdict = "nothing to compare with: its digest is announced no more"
+    elif step.difference is None:
+        verdict = f"differs from {step.announced[:16]}; its weights file is gone"
+    else:
+        verdict = f"differs from {step.announced[:16]} by at most {step.difference:.3g}"
+    return (
+        f"step {step.step:>4}  version {step.version:>4}  {step.trajectories:>4} trajectories  "
+        f"digest {step.digest[:16]}  {verdict}{'' if step.asked else ' (between)'}"
+    )
+
 
 SHOWN = ("loss", "grad_norm", "clip_fraction", "entropy", "approx_kl", "advantage_std")
 EXACT = (

@@ -85,18 +85,30 @@ def submit(
     from rollcall.producers.submit import rollouts_of
     from rollcall.schemas.messages import Task
 
+    given = [_mapping(number, each) for number, each in enumerate(requests)]
     here = connection.cluster()
     require_topics(here)
     checks = RequestChecks(here)
     defaults = RolloutRequest("", Task(), agent, policy_id=policy)
     asked: list[RolloutRequest] = []
-    for each in requests:
+    for each in given:
         asked += rollouts_of(each, checks.check, defaults, group_size)
     if not asked:
         msg = "there are no requests to submit"
         raise Refused(msg)
     submit_all(here, asked, wait=wait, timeout_s=timeout_s)
     return [request.rollout_id for request in asked]
+
+
+def _mapping(number: int, request: object) -> Mapping[str, Any]:
+    """Return an item of a user's list of requests. Raises Refused for one that is no mapping."""
+    if isinstance(request, Mapping):
+        return request
+    msg = (
+        f"requests[{number}] is {request!r:.80}, of type {type(request).__name__}; give a list of "
+        "mappings, each with the keys of a line for `rollcall submit`"
+    )
+    raise Refused(msg)
 
 
 def trajectories(

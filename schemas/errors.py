@@ -203,7 +203,7 @@ class KilledWorkers(WireError):
 
 
 class WorkFailed(RollcallError):
-    """One command cannot be done; `code` is one of CallFailed's, the text is valid UTF-8."""
+    """One command cannot be done; `code` is a FailureCode or a user's own, the text valid UTF-8."""
 
     def __init__(self, code: str, message: str, *, retriable: bool) -> None:
         super().__init__(clean_text(message, REASON_CHARS))

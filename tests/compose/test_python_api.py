@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,13 +41,15 @@ def test_submitted_requests_are_scored_and_read_back(cluster: MemoryCluster) -> 
     ("asked", "says"),
     [
         ([], "no requests"),
+        ([walk("a"), "x"], r"requests\[1\] is 'x', of type str; give a list of mappings"),
+        (walk("a"), r"requests\[0\] is 'rollout_id', of type str; give a list of mappings"),
         ([{"tsak": {}}], "did you mean 'task'"),
         ([walk("a"), walk("a")], "every rollout needs its own"),
         ([walk("a", policy_id="nowhere")], "has no topic"),
     ],
 )
 def test_bad_requests_are_refused_and_none_is_published(
-    cluster: MemoryCluster, asked: list[dict[str, object]], says: str
+    cluster: MemoryCluster, asked: Any, says: str
 ) -> None:
     with pytest.raises(Refused, match=says):
         rollcall.submit(asked, policy=POLICY)

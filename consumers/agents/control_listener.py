@@ -77,7 +77,7 @@ class ControlListener:
     def _take(self, timeout_s: float = 0.0) -> tuple[set[str], set[str]]:
         ids, groups = set[str](), set[str]()
         for record, word in self._reader.poll(timeout_s):
-            self.state.take(word, record.key, record.timestamp_ms)
+            self.state.apply_order(word, record.key, record.timestamp_ms)
             if not (self.state.known or record.key) and len(self._keyless) < MOST_WORDS:
                 self._keyless[control_key(word).encode(errors="replace")] = word
             if word.kind == "cancel":

@@ -60,7 +60,7 @@ class ControlState:
     _keys: dict[Subject, tuple[bytes, ...]] = field(default_factory=dict)
     """The keys of the records of each target, in the order of the records."""
 
-    def take(self, word: Control, key: bytes | None = None, at_ms: int = 0) -> None:
+    def apply_order(self, word: Control, key: bytes | None = None, at_ms: int = 0) -> None:
         """Apply the last record of a key."""
         key = key or control_key(word).encode(errors="replace")
         self._drop(key)

@@ -213,14 +213,14 @@ class _ParentSequence:
     tools: str | None
     """The tool definitions at its beginning."""
 
-    def take(self, said: RecordedAnswer, sampling: Sampling) -> None:
+    def add_answer(self, answer: RecordedAnswer, sampling: Sampling) -> None:
         """Extend it by the tokens of an answer, as sampled ones if that is recorded."""
-        self.tokens = _extended(self.tokens, said.added_ids)
-        if said.logprobs:
-            self.tokens = _extended(self.tokens, said.token_ids, said)
+        self.tokens = _extended(self.tokens, answer.added_ids)
+        if answer.logprobs:
+            self.tokens = _extended(self.tokens, answer.token_ids, answer)
             self.tokens = replace(self.tokens, samplings=(*self.tokens.samplings, sampling))
         else:
-            self.tokens = _extended(self.tokens, said.token_ids)
+            self.tokens = _extended(self.tokens, answer.token_ids)
 
     def begun(self, messages: int) -> Begun:
         """Return the first tokens of a call that extends it after `messages` messages."""
@@ -229,11 +229,11 @@ class _ParentSequence:
         return Begun(messages, self.tokens.ids)
 
 
-def _extended(tokens: Begun, ids: bytes, said: RecordedAnswer | None = None) -> Begun:
+def _extended(tokens: Begun, ids: bytes, answer: RecordedAnswer | None = None) -> Begun:
     count = len(ids) // 4
     mask, logprobs, versions = bytes(count), bytes(4 * count), b"\xff" * (4 * count)
-    if said is not None:
-        mask, logprobs, versions = b"\1" * count, said.logprobs, said.versions
+    if answer is not None:
+        mask, logprobs, versions = b"\1" * count, answer.logprobs, answer.versions
     return replace(
         tokens,
         ids=tokens.ids + ids,
@@ -257,12 +257,12 @@ class Completions:
         self._places = {position: place for place, position in enumerate(order)}
         self._live: list[tuple[int, Any, object]] = []
         """Position, the parent's effect, and the fork's effect that stands for it."""
-        self._told: dict[int, Completed] = {}
+        self._outcomes: dict[int, Completed] = {}
         self._unopened: list[Any] = []
 
-    def open(self, position: int, wish: Any, live: object) -> None:
+    def open(self, position: int, effect: Any, live: object) -> None:
         """Register an effect that is made live with the next AsCompleted."""
-        self._live.append((position, wish, live))
+        self._live.append((position, effect, live))
         self._unopened.append(live)
 
     def unopened(self) -> list[Any]:
@@ -272,26 +272,27 @@ class Completions:
 
     def close(self, done: Completed) -> tuple[int, Completed]:
         """Close a live effect; return its position and the outcome of the parent's effect."""
-        found = next(each for each in self._live if each[2] is done.wish)
-        self._live.remove(found)
-        return found[0], Completed(found[1], done.outcome)
+        entry = next(each for each in self._live if each[2] is done.wish)
+        self._live.remove(entry)
+        position, effect, _ = entry
+        return position, Completed(effect, done.outcome)
 
-    def tell(self, position: int, completed: Completed) -> None:
+    def add_outcome(self, position: int, completed: Completed) -> None:
         """Register an outcome that may be given to the program when its turn comes."""
-        self._told[position] = completed
+        self._outcomes[position] = completed
 
     def next(self) -> Completed | None:
         """Return the next outcome for the program; None while it has to wait."""
         waiting = [position for position, *_ in self._live if position in self._places]
         last = len(self._places)
-        position = min(self._told, key=lambda each: self._places.get(each, last), default=None)
+        position = min(self._outcomes, key=lambda each: self._places.get(each, last), default=None)
         if position is None:
             return None
         place = self._places.get(position, last)
         # A recorded outcome waits for live ones that preceded it in the record.
         if any(self._places[each] < place for each in waiting):
             return None
-        return self._told.pop(position)
+        return self._outcomes.pop(position)
 
 
 @dataclass(slots=True)
@@ -313,105 +314,108 @@ class Replay:
         self.recorded = {each.position: each for each in self.past.recorded}
         self.completions = Completions(self.past.order or tuple(self.recorded))
 
-    def answer(self, wished: Any) -> Generator[Any, Any, Any]:
+    def answer(self, yielded: Any) -> Generator[Any, Any, Any]:
         """Answer an effect or a list of them; WishFailed is returned, never raised."""
-        if isinstance(wished, AsCompleted):
-            return (yield from self._next_of(wished))
-        single = not isinstance(wished, list | tuple)
-        wishes = [wished] if single else wished
-        if not wishes or not all(isinstance(wish, EFFECTS) for wish in wishes):
-            return (yield wished)  # malformed; the fold refuses it
-        first, self.position = self.position, self.position + len(wishes)
-        asked = dict(enumerate(wishes, first))
+        if isinstance(yielded, AsCompleted):
+            return (yield from self._next_of(yielded))
+        single = not isinstance(yielded, list | tuple)
+        effects = [yielded] if single else yielded
+        if not effects or not all(isinstance(effect, EFFECTS) for effect in effects):
+            return (yield yielded)  # malformed; the fold refuses it
+        first, self.position = self.position, self.position + len(effects)
+        asked = dict(enumerate(effects, first))
         answers = {
-            position: self._said(position, wish)
-            for position, wish in asked.items()
-            if isinstance(wish, CallModel) and position in self.recorded
+            position: self._recorded_outcome(position, effect)
+            for position, effect in asked.items()
+            if isinstance(effect, CallModel) and position in self.recorded
         }
         live = {position: self._live(w) for position, w in asked.items() if position not in answers}
         if live:
-            found = yield from _ask(list(live.values()), single=single)
-            answers |= zip(live, found, strict=True)
+            outcomes = yield from _ask(list(live.values()), single=single)
+            answers |= zip(live, outcomes, strict=True)
         for position in live:
             self._compare(position, asked[position], answers[position])
         together = [answers[position] for position in asked]
         return together[0] if single else together
 
-    def _next_of(self, wished: AsCompleted) -> Generator[Any, Any, Completed]:
+    def _next_of(self, yielded: AsCompleted) -> Generator[Any, Any, Completed]:
         """Return the next outcome of open effects: in the order of the record, then of completion.
 
         A recorded call's outcome is given as soon as all outcomes that preceded it have come again.
         """
         first = self.position
-        self.position += len(wished.wishes)
-        for position, wish in enumerate(wished.wishes, first):
-            if isinstance(wish, CallModel) and position in self.recorded:
-                self.completions.tell(position, Completed(wish, self._said(position, wish)))
+        self.position += len(yielded.wishes)
+        for position, effect in enumerate(yielded.wishes, first):
+            if isinstance(effect, CallModel) and position in self.recorded:
+                self.completions.add_outcome(
+                    position, Completed(effect, self._recorded_outcome(position, effect))
+                )
             else:
-                self.completions.open(position, wish, self._live(wish))
-        while (told := self.completions.next()) is None:
+                self.completions.open(position, effect, self._live(effect))
+        while (completed := self.completions.next()) is None:
             done: Completed = yield AsCompleted(self.completions.unopened())
             position, own = self.completions.close(done)
             self._compare(position, own.wish, own.outcome)
-            self.completions.tell(position, own)
-        return told
+            self.completions.add_outcome(position, own)
+        return completed
 
-    def _said(self, position: int, wish: CallModel) -> ModelAnswer | WishFailed:
+    def _recorded_outcome(self, position: int, effect: CallModel) -> ModelAnswer | WishFailed:
         """Return the recorded outcome of a call."""
         recorded = self.recorded[position]
         if isinstance(recorded, RecordedFailure):
             return WishFailed(recorded.code, recorded.message)
         if isinstance(recorded, RecordedObservation):
-            raise _diverged(position, "its program calls the model where it stepped then")
+            raise _diverged(position, "its program calls the model where the record has a step")
         message = Message("assistant", recorded.text, recorded.tool_calls)
-        if wish.sampling and not wish.sampling.max_tokens:  # it extended no conversation
+        if effect.sampling and not effect.sampling.max_tokens:  # it extended no conversation
             return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
         known = self.conversations.setdefault(
             recorded.sequence,
-            _ParentSequence(wish.policy_id, [], _whole(wish.begun), _told_first(wish)),
+            _ParentSequence(effect.policy_id, [], _whole(effect.begun), _first_tools(effect)),
         )
-        if list(wish.messages[: len(known.messages)]) != known.messages:
-            raise _diverged(position, "its program tells another conversation than then")
-        known.messages = [*wish.messages, message]
-        known.take(recorded, wish.sampling or self.task.sampling)
+        if list(effect.messages[: len(known.messages)]) != known.messages:
+            raise _diverged(position, "its program sends another conversation than the record has")
+        known.messages = [*effect.messages, message]
+        known.add_answer(recorded, effect.sampling or self.task.sampling)
         self.calls, self.sampled = self.calls + 1, self.sampled + len(recorded.token_ids) // 4
-        told = len(recorded.token_ids) // 4 if self.past.continues else 0
+        # A fork that is no continuation samples its own tokens only.
+        sampled = len(recorded.token_ids) // 4 if self.past.continues else 0
         return ModelAnswer(
-            message, recorded.finish_reason, sampled_tokens=told, stopped_by=recorded.stopped_by
+            message, recorded.finish_reason, sampled_tokens=sampled, stopped_by=recorded.stopped_by
         )
 
-    def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
+    def _live(self, effect: Reset | CallModel | Step) -> Reset | CallModel | Step:
         """Return the effect to make; a call that extends a recorded
         conversation carries its tokens."""
-        if not isinstance(wish, CallModel):
-            return wish
+        if not isinstance(effect, CallModel):
+            return effect
         if self.past.continues:
-            wish = self._within_limits(wish)
+            effect = self._within_limits(effect)
         fitting = [
             (len(known.messages), sequence)
             for sequence, known in self.conversations.items()
-            if known.policy_id == wish.policy_id and _extends(wish, known)
+            if known.policy_id == effect.policy_id and _extends(effect, known)
         ]
         length, sequence = max(fitting, default=(0, -1))
-        if not fitting or (wish.begun and wish.begun.messages >= length):
-            return wish
+        if not fitting or (effect.begun and effect.begun.messages >= length):
+            return effect
         # From here on the rollout itself has this conversation.
-        return replace(wish, begun=self.conversations.pop(sequence).begun(length))
+        return replace(effect, begun=self.conversations.pop(sequence).begun(length))
 
-    def _within_limits(self, wish: CallModel) -> CallModel:
+    def _within_limits(self, effect: CallModel) -> CallModel:
         """Return the call within the limits that its rollout has left; raises ProgramFailed."""
         self.calls += 1
-        task, how = self.task, wish.sampling or self.task.sampling
+        task, how = self.task, effect.sampling or self.task.sampling
         if self.calls > task.max_turns:
             msg = f"the program asked for more than {task.max_turns} model calls"
             raise ProgramFailed(FailureCode.TURN_LIMIT, msg)
         if not task.max_tokens or not how.max_tokens:
-            return wish
+            return effect
         left = task.max_tokens - self.sampled
         if left <= 0:
             msg = f"the attempt has sampled all its {task.max_tokens} tokens"
             raise ProgramFailed(FailureCode.TOKEN_LIMIT, msg)
-        return replace(wish, sampling=replace(how, max_tokens=min(left, how.max_tokens)))
+        return replace(effect, sampling=replace(how, max_tokens=min(left, how.max_tokens)))
 
     def recalled(self) -> list[Recalled]:
         """Return the recorded conversations of a continuation that no live call has extended."""
@@ -421,15 +425,15 @@ class Replay:
             if 1 in known.tokens.mask
         ]
 
-    def _compare(self, position: int, wish: object, answer: object) -> None:
+    def _compare(self, position: int, effect: object, answer: object) -> None:
         """Raise ProgramFailed if an outcome differs from the recorded one."""
         recorded = self.recorded.get(position)
         if isinstance(answer, ModelAnswer):
             self.sampled += answer.sampled_tokens
-        if recorded is None or isinstance(wish, CallModel):
+        if recorded is None or isinstance(effect, CallModel):
             return
         if isinstance(recorded, RecordedAnswer):
-            raise _diverged(position, "its program steps where it called the model then")
+            raise _diverged(position, "its program steps where the record has a model call")
         now: object = answer
         if isinstance(answer, EnvironmentAnswer):
             now = RecordedObservation(
@@ -438,32 +442,39 @@ class Replay:
         if isinstance(answer, WishFailed) and isinstance(recorded, RecordedFailure):
             now = replace(recorded, code=answer.code)
         if now != recorded:
-            raise _diverged(position, f"the environment shows {_told(now)}, then {_told(recorded)}")
+            raise _diverged(
+                position,
+                f"the environment shows {_describe(now)}, the record has {_describe(recorded)}",
+            )
 
 
-def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
+def _ask(effects: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
     """Make effects live; return their outcomes as a list."""
     if not single:
-        return (yield wishes)
+        return (yield effects)
     try:
-        return [(yield wishes[0])]
+        return [(yield effects[0])]
     except WishFailed as failed:
         return [failed]
 
 
-def _extends(wish: CallModel, known: _ParentSequence) -> bool:
+def _extends(effect: CallModel, known: _ParentSequence) -> bool:
     """Return True if a call would extend the conversation, by the rules of the fold."""
     count = len(known.messages)
-    told = wish.tools is None or known.tools is None or wish.tools == known.tools
-    return told and len(wish.messages) > count and list(wish.messages[:count]) == known.messages
+    same_tools = effect.tools is None or known.tools is None or effect.tools == known.tools
+    return (
+        same_tools
+        and len(effect.messages) > count
+        and list(effect.messages[:count]) == known.messages
+    )
 
 
-def _told_first(wish: CallModel) -> str | None:
+def _first_tools(effect: CallModel) -> str | None:
     """Return the tool definitions at the beginning of a conversation, given its first call."""
-    return wish.tools if wish.begun else wish.tools or ""
+    return effect.tools if effect.begun else effect.tools or ""
 
 
-def _told(outcome: object) -> str:
+def _describe(outcome: object) -> str:
     if isinstance(outcome, RecordedObservation):
         ends = " and ends" if outcome.terminated or outcome.truncated else ""
         return f"{outcome.text!r:.200} for {outcome.reward:+g}{ends}"
@@ -471,5 +482,8 @@ def _told(outcome: object) -> str:
 
 
 def _diverged(position: int, what: str) -> ProgramFailed:
-    msg = f"the past cannot be lived again: at position {position} of its parent {what}"
+    msg = (
+        f"the parent cannot be replayed: at position {position} of it {what}; has its program or "
+        "environment changed since?"
+    )
     return ProgramFailed(FailureCode.FORK_DIVERGED, msg)

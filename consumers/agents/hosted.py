@@ -74,14 +74,14 @@ class HostedRollout:
         """Received and not answered."""
         self.replies: list[Reply] = []
         """Replies to send next."""
-        self.wishes: list[Reset | CallModel | Step] = []
-        """Wishes to open next."""
+        self.effects: list[Reset | CallModel | Step] = []
+        """Effects to open next."""
         self.calls: list[tuple[CallModel, _OpenRequest, int]] = []
         """The open calls, each with its request and the index of its choice."""
         self.actions: deque[_OpenRequest] = deque()
         """Steps for the task's environment, executed one after another; the first is open."""
         self.main_over = not task.environment
-        self.turns = self.sampled = self.wished = 0
+        self.turns = self.sampled = self.effects_made = 0
         self.fault: WishFailed | None = None
         """The failure in the last reply to a call or step, if it is the system's fault."""
         self.result = ""
@@ -92,14 +92,14 @@ class HostedRollout:
         """Run the rollout. Raises ProgramFailed if the process cannot go on."""
         seen = yield from self._begin()
         while not seen.done:
-            self._hear(seen.text)
+            self._read_requests(seen.text)
             seen = yield from self._serve()
         yield from self._await_main()
         self._check_end(json.loads(seen.info or "{}"))
         word = self.shown.get("finish_word", FINISH_WORD)
         if self.box == "task" and word and not self.main_over:
             yield Step(f"echo {word}", MAIN)  # lets its environment collect the result
-        self._check_told()
+        self._check_fault()
         yield Finish(self.result)
 
     def _begin(self) -> Generator[Any, Any, EnvironmentAnswer]:
@@ -135,7 +135,7 @@ class HostedRollout:
             return None
         return json.dumps({**self.shown, "agent": self.task.config, "replay": False})
 
-    def _hear(self, text: str) -> None:
+    def _read_requests(self, text: str) -> None:
         for request in requests_of(text, self.known.by_name()):
             self.known.add(request)
             if request.kind == "model":
@@ -168,9 +168,9 @@ class HostedRollout:
         for number in range(request.n):
             tools = None if request.tool_choice == "none" else request.tools
             policy, with_tokens = request.policy or None, request.logprobs or request.token_ids
-            wish = CallModel(request.messages, policy, sampling, tools, with_tokens=with_tokens)
-            self.wishes.append(wish)
-            self.calls.append((wish, asked, number))
+            call = CallModel(request.messages, policy, sampling, tools, with_tokens=with_tokens)
+            self.effects.append(call)
+            self.calls.append((call, asked, number))
 
     def _spent(self, request: AgentRequest) -> str:
         """Return the code of the limit that this request would exceed; empty for none."""
@@ -179,8 +179,8 @@ class HostedRollout:
             return FailureCode.TURN_LIMIT
         if task.max_tokens and self.sampled >= task.max_tokens:
             return FailureCode.TOKEN_LIMIT
-        wishes = self.wished + len(self.wishes) + len(self.actions) + request.n + RESERVE
-        over = task.max_wishes and wishes > task.max_wishes
+        effects = self.effects_made + len(self.effects) + len(self.actions) + request.n + RESERVE
+        over = task.max_wishes and effects > task.max_wishes
         return FailureCode.POSITION_LIMIT if over else ""
 
     def _act(self, request: AgentRequest) -> None:
@@ -194,7 +194,7 @@ class HostedRollout:
         self.actions.append(_OpenRequest(request))
         self.waiting.append(self.actions[-1])
         if len(self.actions) == 1:
-            self.wishes.append(Step(request.text, MAIN))
+            self.effects.append(Step(request.text, MAIN))
 
     def _refuse(self, request: AgentRequest, code: str) -> None:
         self.replies.append(ErrorReply(request.d, 404, code, f"this rollout is over: {code}"))
@@ -214,15 +214,15 @@ class HostedRollout:
         running = False
         while True:
             if not running and (self.replies or not self.waiting):
-                self.wishes.append(Step(self._action(), AGENT))
+                self.effects.append(Step(self._action(), AGENT))
                 running = True
-            opened, self.wishes = self.wishes, []
-            self.wished += len(opened)
+            opened, self.effects = self.effects, []
+            self.effects_made += len(opened)
             done: Completed = yield AsCompleted(opened)
             if isinstance(done.wish, CallModel):
-                self._said(done.wish, done.outcome)
+                self._record_outcome(done.wish, done.outcome)
             elif done.wish.session == MAIN:
-                self._acted(done.outcome)
+                self._record_step(done.outcome)
             elif isinstance(done.outcome, WishFailed):
                 raise _lost(done.outcome)
             elif isinstance(done.outcome, EnvironmentAnswer):
@@ -236,9 +236,9 @@ class HostedRollout:
                 self.waiting.remove(self.actions.pop())
             done: Completed = yield AsCompleted([])
             if isinstance(done.wish, CallModel):
-                self._said(done.wish, done.outcome)
+                self._record_outcome(done.wish, done.outcome)
             else:
-                self._acted(done.outcome)
+                self._record_step(done.outcome)
 
     def _action(self) -> str:
         replies, self.replies = self.replies, []
@@ -246,9 +246,9 @@ class HostedRollout:
         self.known.apply(action)
         return action.text()
 
-    def _said(self, wish: CallModel, outcome: Any) -> None:
+    def _record_outcome(self, call: CallModel, outcome: Any) -> None:
         """Take the outcome of one choice; the last of them completes the request's reply."""
-        entry = next(entry for entry in self.calls if entry[0] is wish)
+        entry = next(entry for entry in self.calls if entry[0] is call)
         self.calls.remove(entry)
         _, asked, number = entry
         asked.outcomes[number] = outcome
@@ -262,7 +262,7 @@ class HostedRollout:
         self.fault = fault
         self.replies.append(reply)
 
-    def _acted(self, outcome: Any) -> None:
+    def _record_step(self, outcome: Any) -> None:
         asked = self.actions.popleft()
         self.waiting.remove(asked)
         name = asked.request.d
@@ -282,12 +282,12 @@ class HostedRollout:
         code, words = info.get("exit_code"), info.get("last_words", "")
         spent = self.main_over or info.get(STARVED)  # its box ended, or had no memory left
         if code != 0 and not (self.box == "task" and spent and code is None):
-            self._check_told()
+            self._check_fault()
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
             msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
             raise ProgramFailed(FailureCode.AGENT_EXIT, msg)
 
-    def _check_told(self) -> None:
+    def _check_fault(self) -> None:
         """Raise ProgramFailed if a fault stopped the agent, unless its environment has ended."""
         taken = bool(self.task.environment) and self.main_over
         if self.fault and not taken:

@@ -60,7 +60,7 @@ class RequestStarts:
         self._asked: dict[int, RecentRequests] = {}
         self._topic_ids: dict[int, str] = {}
 
-    def begin(self, held: Held, start: int, next_offset: int) -> None:
+    def begin_partition(self, held: Held, start: int, next_offset: int) -> None:
         """Take over a partition; its requests count from `start` on."""
         partition = held.partition
         self.partitions[partition] = start

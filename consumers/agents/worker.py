@@ -157,7 +157,7 @@ class AgentsRole:
             self._uncommitted.add(held.partition)
         self._check_requests(held.partition)
         start = 0 if self.accept else progress.next_offset
-        self.requests.begin(held, start, progress.next_offset)
+        self.requests.begin_partition(held, start, progress.next_offset)
         return progress.next_offset
 
     def _has_lost_starts(self, partition: int) -> bool:

@@ -117,7 +117,7 @@ class Batches:
         self.left: set[TopicPartition] = set()
         """Partitions that leave; the rebalance callback adds to it."""
 
-    def take(self, timeout_s: float, most: int) -> list[Message]:
+    def poll_batch(self, timeout_s: float, most: int) -> list[Message]:
         first = self._consumer.poll(timeout_s)
         if first is None:
             self._last = 0
@@ -139,7 +139,7 @@ class _Polling:
     _fatal: list[KafkaError]
 
     def _messages(self, timeout_s: float, most: int) -> list[Message]:
-        messages = self._batches.take(timeout_s, most)
+        messages = self._batches.poll_batch(timeout_s, most)
         if self._fatal:
             msg = f"the consumer cannot go on: {self._fatal[0].str()}"
             raise Unfit(msg)

@@ -162,7 +162,7 @@ class MemoryLog(MemoryTopics):
             msg = f"group {group!r} has members; nobody else may commit for it"
             raise Refused(msg)
         for commit in commits:
-            held.take(commit)
+            held.record_commit(commit)
 
     def group(self, name: str) -> MemoryGroup:
         return self.groups.setdefault(name, MemoryGroup())

@@ -21,7 +21,7 @@ class MemoryGroup:
         self._epochs: dict[TopicPartition, tuple[int, int]] = {}
         """The offset of the last commit, with its leader epoch."""
 
-    def take(self, commit: Commit) -> None:
+    def record_commit(self, commit: Commit) -> None:
         """Replace the commit of a partition."""
         tp = commit.topic, commit.partition
         self.committed[tp] = commit.offset, commit.metadata
@@ -140,7 +140,7 @@ class MemorySource:
             # Accepted from any member, even for partitions of others: Kafka checks no more than
             # that.
             if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
-                self._group.take(self._with_epoch(commit))
+                self._group.record_commit(self._with_epoch(commit))
             else:
                 self.refused += 1
 

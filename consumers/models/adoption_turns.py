@@ -36,7 +36,7 @@ class AdoptionTurns:
     """Servers that wait, in log order."""
     _now_ms: int = 0
 
-    def take(self, kind: str, server: str, at_ms: int) -> None:
+    def apply_order(self, kind: str, server: str, at_ms: int) -> None:
         """Fold one record. Repeats count once, and an end without a request does nothing."""
         self.pass_to(at_ms)
         if kind == ADOPTING and server not in self._given:
@@ -74,7 +74,7 @@ class AdoptionTurns:
 
 @dataclass(eq=False)
 class AdoptionTurn:
-    """One server's part in it: `begin` before it adopts a version, `end` after."""
+    """One server's part in it: `request_place` before it adopts a version, `end` after."""
 
     policy_id: str
     server: str
@@ -86,7 +86,7 @@ class AdoptionTurn:
     """The log's time, in seconds."""
     _said_at: float | None = None
 
-    def begin(self) -> bool:
+    def request_place(self) -> bool:
         """Return True if this server may adopt now; request a place if needed. Call it repeatedly.
 
         While the log is unreachable no server gets a place, and all serve what they have.
@@ -116,7 +116,7 @@ class AdoptionTurn:
 
     def _take(self, record: Record, word: Control) -> None:
         if word.kind in (ADOPTING, ADOPTED) and word.group_id == self.policy_id:
-            self.turns.take(word.kind, word.worker, record.timestamp_ms)
+            self.turns.apply_order(word.kind, word.worker, record.timestamp_ms)
 
     def _word(self, kind: str) -> Control:
         return Control(kind, group_id=self.policy_id, worker=self.server)

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class Staging:
-    """Stages one version at a time; without a thread it is staged before `begin` returns.
+    """Stages one version at a time; without a thread it is staged before `stage_version` returns.
 
     Reading and decoding the weights of a real model takes seconds, while the engine continues to
     answer; only the swap and the canary run on the loop's thread.
@@ -53,7 +53,7 @@ class Staging:
     """The version that is being staged, or waits for `adopt`."""
     _done: Future[None] | None = field(default=None, repr=False)
 
-    def begin(self, version: PolicyVersion) -> None:
+    def stage_version(self, version: PolicyVersion) -> None:
         """Stage this version, after the one before was adopted."""
         self.version = version
         self._done = self.thread.submit(self.engine.stage, version)
@@ -188,7 +188,7 @@ class PinnedEngines:
             raise self._no_room(version, now, error) from error
         if engine is not None:
             self._staging, self._began = Staging(engine, self.thread), now
-            self._staging.begin(version)
+            self._staging.stage_version(version)
 
     def _no_room(self, version: PolicyVersion, now: float, error: Exception) -> WorkFailed:
         self._not_before[version.version] = now + RETRY_S

@@ -159,7 +159,7 @@ class Versions:
             if away is None or away.due <= self.wall():
                 if not self._is_its_turn():
                     return
-                self.staging.begin(self.known[number])
+                self.staging.stage_version(self.known[number])
                 if not self._adopt_staged():
                     return
             if number == self.engine.version or self._hoped_for(number):
@@ -167,7 +167,7 @@ class Versions:
 
     def _is_its_turn(self) -> bool:
         """Return True if this server may adopt; one that serves nothing yet does not wait."""
-        return self.turn is None or self.engine.version < 0 or self.turn.begin()
+        return self.turn is None or self.engine.version < 0 or self.turn.request_place()
 
     def _hoped_for(self, number: int) -> bool:
         """Return True while a starting server should wait for this version."""

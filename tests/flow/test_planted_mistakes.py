@@ -81,23 +81,27 @@ class OwnJournal(AgentsRole):
 class ReadsSettings(Journal):
     """Every worker uses its own settings instead of those stored with the start."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
+    def apply_event(
+        self, event: Event, offset: int, now_ms: int, *, silent: bool = False
+    ) -> AppliedEvent:
         if isinstance(event.body, RolloutStarted):
             asked = event.body.request
             limits = replace(asked.limits, max_tries=1 + len(self.writer) % 2)
             body = replace(event.body, request=replace(asked, limits=limits))
             event = replace(event, body=body)
-        return super().take(event, offset, now_ms, silent=silent)
+        return super().apply_event(event, offset, now_ms, silent=silent)
 
 
 class StartsAgain(Journal):
     """A request that is delivered again starts again."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
+    def apply_event(
+        self, event: Event, offset: int, now_ms: int, *, silent: bool = False
+    ) -> AppliedEvent:
         last = self.last
         if isinstance(event.body, START) and last is not None:
             self.chain = replace(self.chain, last=min(last, event.body.request_offset - 1))
-        taken = super().take(event, offset, now_ms, silent=silent)
+        taken = super().apply_event(event, offset, now_ms, silent=silent)
         if last is not None:
             self.chain = replace(self.chain, last=max(last, self.last or 0))
         return taken
@@ -106,13 +110,15 @@ class StartsAgain(Journal):
 class AppliesLateAnswers(Journal):
     """Takes an answer to an earlier try for one to the present try."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
+    def apply_event(
+        self, event: Event, offset: int, now_ms: int, *, silent: bool = False
+    ) -> AppliedEvent:
         rollout = self.open.get(event.rollout_id)
         waits = rollout.attempt.outstanding.get(event.position) if rollout else None
         late = waits is not None and event.tries < waits.tries
         if late and waits and isinstance(event.body, ModelAnswered | EnvironmentStepped):
             event = replace(event, tries=waits.tries)
-        return super().take(event, offset, now_ms, silent=silent)
+        return super().apply_event(event, offset, now_ms, silent=silent)
 
 
 def folding(journal_: type[Journal]) -> type[AgentsRole]:

@@ -102,7 +102,7 @@ class Attempt(AttemptEffects):
         self.over = False
         """True if the program is not resumed any more; answers to its open effects still count."""
 
-    def begin(self, program: Program, now_ms: int) -> Turn:
+    def begin_program(self, program: Program, now_ms: int) -> Turn:
         """Start the program; `now_ms` is the event's append time."""
         task = self.request.task
         seed = call_seed(self.request.seed_key, self.number, NO_POSITION)
@@ -138,25 +138,25 @@ class Attempt(AttemptEffects):
                 self.world.failure(self.request.agent, error)
         self.agent = None
 
-    def _advance(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
+    def _advance(self, resume: Callable[[Any], object], value: object, now_ms: int) -> Turn:
         """Run the program to its next effect, or to its end."""
         first, calls = self.next_position, self.model_calls
-        came_to: Turn
+        turn: Turn
         try:
             with self.world.guard:
-                came_to = self._open_effects(resume, told, now_ms)
+                turn = self._open_effects(resume, value, now_ms)
         except BaseException as error:
-            came_to = self.world.failure(self.request.agent, error)
-        if not isinstance(came_to, list):
+            turn = self.world.failure(self.request.agent, error)
+        if not isinstance(turn, list):
             self.over = True
             self.withdraw(first, calls)
-        return came_to
+        return turn
 
-    def _open_effects(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
+    def _open_effects(self, resume: Callable[[Any], object], value: object, now_ms: int) -> Turn:
         opened: list[OutstandingEffect] = []
         while True:
             try:
-                yielded = resume(told)
+                yielded = resume(value)
             except StopIteration:
                 yielded = Finish()
             if isinstance(yielded, EFFECTS):
@@ -169,7 +169,7 @@ class Attempt(AttemptEffects):
             # An outcome that was kept answers an AsCompleted at once.
             if not isinstance(self.awaited, NextOutcome) or not self.completed:
                 return opened
-            resume, told = cast(Agent, self.agent).send, self.completed.popleft()
+            resume, value = cast(Agent, self.agent).send, self.completed.popleft()
 
     def _finished(self, finish: Finish) -> Finish:
         for each in finish.recalled:
@@ -198,14 +198,14 @@ class Attempt(AttemptEffects):
         """Report to the program that a call was not made, like any other outcome."""
         self.completed.append(Completed(effect, WishFailed(FailureCode.TOKEN_LIMIT, str(error))))
 
-    def take(
+    def apply_answer(
         self, waits: OutstandingEffect, answer: Answer, command_id: bytes, now_ms: int
     ) -> Turn:
         """Apply a fitting answer; resume the program when all effects that
         it waits for are answered."""
         if isinstance(answer, ModelAnswered):
-            said = self.record_answer(waits, answer, command_id, now_ms)
-            return self._settle(waits, said, now_ms)
+            reply = self.record_answer(waits, answer, command_id, now_ms)
+            return self._settle(waits, reply, now_ms)
         if isinstance(answer, EnvironmentStepped):
             return self._settle(waits, self.record_observation(waits, answer), now_ms)
         return self._failed(waits, answer, now_ms)

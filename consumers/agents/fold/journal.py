@@ -117,7 +117,7 @@ class Journal:
             trajectory, closing = rollout.end(body, offset, now_ms)
             return AppliedEvent("", [trajectory, *closing], rollout, trajectory)
         try:
-            outcomes = rollout.take(event, now_ms)
+            outcomes = rollout.apply_event(event, now_ms)
             if outcomes is None:
                 return self._ignore("late_or_twice")
             return AppliedEvent("", rollout.outputs(outcomes, silent=silent), rollout)
@@ -152,7 +152,9 @@ class Journal:
         )
         self.open[event.rollout_id] = rollout
         try:
-            return AppliedEvent("", rollout.outputs(rollout.begin(now_ms), silent=False), rollout)
+            return AppliedEvent(
+                "", rollout.outputs(rollout.begin_attempt(now_ms), silent=False), rollout
+            )
         except Exception as error:
             return AppliedEvent("", [rollout.give_up(error)], rollout)
 

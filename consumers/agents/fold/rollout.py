@@ -85,16 +85,16 @@ class Rollout:
         self.decision: Event | None = None
         """The last decision, until it is read back or another attempt begins."""
 
-    def begin(self, now_ms: int) -> Sequence[Outcome]:
+    def begin_attempt(self, now_ms: int) -> Sequence[Outcome]:
         """Start the program of the current attempt; `now_ms` is the event's append time."""
         self.phases = AttemptPhases(now_ms)
         try:
             program = self.world.program_of(self.request.agent)
         except Refused as error:
             return self._fail(FailureCode.UNKNOWN_PROGRAM, str(error))
-        return self._outcomes(self.attempt.begin(program, now_ms))
+        return self._outcomes(self.attempt.begin_program(program, now_ms))
 
-    def take(self, event: Event, now_ms: int) -> Sequence[Outcome] | None:
+    def apply_event(self, event: Event, now_ms: int) -> Sequence[Outcome] | None:
         """Apply one answer or AttemptStarted; None if it does not count."""
         body = event.body
         if isinstance(body, AttemptStarted):
@@ -118,7 +118,7 @@ class Rollout:
             del attempt.outstanding[waits.position]  # answered: nothing counts here now
             attempt.over = True
             return self._retry(answer.message)
-        return self._outcomes(attempt.take(waits, answer, event.command_id, now_ms))
+        return self._outcomes(attempt.apply_answer(waits, answer, event.command_id, now_ms))
 
     def _outcomes(self, turn: Turn) -> Sequence[Outcome]:
         """Return the effects of a turn, or the decision that ends the rollout."""
@@ -230,7 +230,7 @@ class Rollout:
         closing = release_commands(self.attempt)
         self.attempt.close_program()
         self._open_attempt(number)
-        return [*closing, *self.begin(now_ms)]
+        return [*closing, *self.begin_attempt(now_ms)]
 
     def end(self, body: Terminal, offset: int, now_ms: int) -> tuple[Trajectory, list[Command]]:
         """Return the trajectory of a counted terminal event, and commands

@@ -63,7 +63,7 @@ class Bucket:
     level: float
     at: float
 
-    def take(self, rate: float, now: float) -> bool:
+    def take_token(self, rate: float, now: float) -> bool:
         """Take one token if there is one; `rate` in calls a second."""
         # The bucket holds at least one call, however low the rate is.
         self.level = min(max(1.0, rate), self.level + max(0.0, now - self.at) * rate)
@@ -122,7 +122,7 @@ class CallPacing:
             self._forget_idle()
         rate, now = self._shares.rate_of(limit), self._clock()
         bucket = self._buckets.setdefault(user, Bucket(max(1.0, rate), now))
-        return bucket.take(rate, now)
+        return bucket.take_token(rate, now)
 
     def due(self) -> Iterator[tuple[Rollout, OutstandingEffect]]:
         """Yield the calls that may be sent now; the caller must send them."""

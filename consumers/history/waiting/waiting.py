@@ -107,7 +107,7 @@ def read_control(history: History) -> ControlState:
             with uninterrupted():
                 words = list(reader.poll(POLL_S))
             for record, word in words:
-                control.take(word, record.key, record.timestamp_ms)
+                control.apply_order(word, record.key, record.timestamp_ms)
     control.known = True
     return control
 

@@ -62,7 +62,7 @@ def test_compaction_leaves_the_control_state_unchanged(
 def test_the_last_control_record_on_a_subject_counts(words: list[Control]) -> None:
     state = ControlState()
     for word in words:
-        state.take(word, control_key(word).encode())
+        state.apply_order(word, control_key(word).encode())
 
     for run_id in ("", "a", "b"):
         said = [w.kind for w in words if w.kind in ("pause", "resume") and w.run_id == run_id]
@@ -156,11 +156,11 @@ def test_a_cancelled_rollouts_commands_wait_until_control_is_read(
 def test_control_records_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_state, "MOST_WORDS", 50)
     state = ControlState()
-    state.take(Control("pause", run_id="run"))
+    state.apply_order(Control("pause", run_id="run"))
     with capture_logs() as logs:
         for number in range(200):
-            state.take(Control("cancel", rollout_id=f"r{number}", reason="x" * 900_000))
-            state.take(Control("cancel", rollout_id="y" * 900_000))
+            state.apply_order(Control("cancel", rollout_id=f"r{number}", reason="x" * 900_000))
+            state.apply_order(Control("cancel", rollout_id="y" * 900_000))
 
     assert state.paused_runs == {"run"}
     assert list(state.rollouts) == [f"r{number}" for number in range(151, 200)]

@@ -134,7 +134,7 @@ def test_a_message_of_a_meanwhile_revoked_partition_is_not_delivered(
     consumer: Any = Consumer(leaves)
     consumer.batches = Batches(consumer)
 
-    taken: Any = consumer.batches.take(0.1, 500)
+    taken: Any = consumer.batches.poll_batch(0.1, 500)
 
     assert [message.at for message in taken] == given
 

@@ -24,7 +24,7 @@ def folded(words: Sequence[tuple[str, str, int]], at_once: int) -> AdoptionTurns
     turns, now_ms = AdoptionTurns(at_once, LEASE_MS), 0
     for kind, server, after_ms in words:
         now_ms += after_ms
-        turns.take(kind, server, now_ms)
+        turns.apply_order(kind, server, now_ms)
     return turns
 
 
@@ -51,7 +51,7 @@ def test_a_server_that_keeps_asking_gets_its_turn_despite_dead_ones(
     turns, server = folded(words, at_once), SERVERS[number]
     now_ms = sum(after_ms for _, _, after_ms in words)
 
-    turns.take(ADOPTING, server, now_ms)
+    turns.apply_order(ADOPTING, server, now_ms)
     had = turns.has_place(server)
     for lease in range(len(SERVERS)):
         turns.pass_to(now_ms + lease * LEASE_MS)
@@ -70,8 +70,8 @@ def test_additional_clock_checks_do_not_change_the_adoption_turns(
             if now_ms <= look <= now_ms + after_ms:
                 looked.pass_to(look)
         now_ms += after_ms
-        looked.take(kind, server, now_ms)
-        plain.take(kind, server, now_ms)
+        looked.apply_order(kind, server, now_ms)
+        plain.apply_order(kind, server, now_ms)
 
     assert placed(looked) == placed(plain)
 

@@ -483,7 +483,7 @@ def _describe(outcome: object) -> str:
 
 def _diverged(position: int, what: str) -> ProgramFailed:
     msg = (
-        f"the parent cannot be replayed: at position {position} of it {what}; has its program or "
-        "environment changed since?"
+        f"the record cannot be replayed: at position {position} of its parent {what}; has its "
+        "program or environment changed since?"
     )
     return ProgramFailed(FailureCode.FORK_DIVERGED, msg)

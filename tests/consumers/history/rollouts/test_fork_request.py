@@ -351,7 +351,7 @@ def test_a_diverging_environment_ends_the_fork_with_the_reason(
 
     assert (now.status, now.code) == ("failed", "fork_diverged")
     assert "at position 2 of its parent the environment shows 'door 1, mood 2'" in now.reason
-    assert "then 'door 1, mood 1'" in now.reason
+    assert "the record has 'door 1, mood 1'" in now.reason
     assert calls(cluster, now.rollout_id) == []
 
 

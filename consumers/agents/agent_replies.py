@@ -32,11 +32,11 @@ def reply_of(request: AgentRequest, outcomes: Outcomes) -> Reply:
     failed = _failed(outcomes)
     if failed is not None:
         return failed_reply(request.d, failed, STATUSES.get(failed.code, FINAL))
-    said = [each for each in outcomes if isinstance(each, ModelAnswer)]
-    first = said[0]
+    answers = [each for each in outcomes if isinstance(each, ModelAnswer)]
+    first = answers[0]
     name = first.command_id.hex() or request.d
     prompt_ids = tuple(ids_of(first.prompt_ids).tolist()) if request.token_ids else None
-    choices = tuple(_choice(request, each) for each in said)
+    choices = tuple(_choice(request, each) for each in answers)
     return ModelReply(request.d, choices, name, first.at_ms, first.prompt_tokens, prompt_ids)
 
 
@@ -56,12 +56,12 @@ def _failed(outcomes: Outcomes) -> WishFailed | None:
     return next((each for each in outcomes if isinstance(each, WishFailed)), None)
 
 
-def _choice(request: AgentRequest, said: ModelAnswer) -> Choice:
+def _choice(request: AgentRequest, answer: ModelAnswer) -> Choice:
     token_ids = (
-        tuple(ids_of(said.token_ids).tolist()) if request.logprobs or request.token_ids else None
+        tuple(ids_of(answer.token_ids).tolist()) if request.logprobs or request.token_ids else None
     )
-    logprobs = tuple(logprobs_of(said.logprobs).tolist()) if request.logprobs else None
+    logprobs = tuple(logprobs_of(answer.logprobs).tolist()) if request.logprobs else None
     return Choice(
-        said.text, said.finish_reason, said.message.tool_calls, said.sampled_tokens,
-        token_ids, logprobs, said.stopped_by,
+        answer.text, answer.finish_reason, answer.message.tool_calls, answer.sampled_tokens,
+        token_ids, logprobs, answer.stopped_by,
     )  # fmt: skip

@@ -78,15 +78,15 @@ class ControlState:
             self._forget_oldest()
 
     def _drop(self, key: bytes) -> None:
-        said = self.words.pop(key, None)
-        if said is None or not said.subject[0]:
+        replaced = self.words.pop(key, None)
+        if replaced is None or not replaced.subject[0]:
             return
-        left = tuple(each for each in self._keys[said.subject] if each != key)
+        left = tuple(each for each in self._keys[replaced.subject] if each != key)
         if left:
-            self._keys[said.subject] = left
+            self._keys[replaced.subject] = left
         else:
-            del self._keys[said.subject]
-        self._note_pause(said.subject)
+            del self._keys[replaced.subject]
+        self._note_pause(replaced.subject)
 
     def _note_pause(self, subject: Subject) -> None:
         what, run_id = subject

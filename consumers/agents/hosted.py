@@ -108,7 +108,7 @@ class HostedRollout:
         if task.environment:
             opened: EnvironmentAnswer = yield Reset(MAIN, None, self._main_config())
             shown, self.main_over = opened.text, opened.done
-        told = {
+        fields = {
             "prompt": task.prompt or shown,
             "system": task.system,
             "observation": shown,
@@ -118,7 +118,7 @@ class HostedRollout:
         }
         policies = [task.policy_id, *config.get("policies", ())]
         box = {"box": self.box} if self.box != "none" else {}  # unknown to older workers
-        given = json.dumps({"agent": config["agent"], "policies": policies, "task": told, **box})
+        given = json.dumps({"agent": config["agent"], "policies": policies, "task": fields, **box})
         try:
             seen: EnvironmentAnswer = yield Reset(AGENT, "hosted", given, task.rng.getrandbits(31))
         except WishFailed as failed:

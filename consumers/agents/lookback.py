@@ -54,11 +54,11 @@ class Lookback:
             log.warning("log_unavailable", topic=self._place[0], error=str(error))
             return []
         read = reader.poll(POLL_S, MOST)
-        found = [r for r in read if (r.topic, r.partition) == self._place and r.offset < self._end]
-        if reader.caught_up() or (found and found[-1].offset == self._end - 1):
+        below = [r for r in read if (r.topic, r.partition) == self._place and r.offset < self._end]
+        if reader.caught_up() or (below and below[-1].offset == self._end - 1):
             self.done = True
             self.close()
-        return found
+        return below
 
     def _open(self) -> Reader:
         """Open a reader that skips all other partitions."""

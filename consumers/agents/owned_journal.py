@@ -317,9 +317,9 @@ class OwnedJournal:
     def _skipped(self, body: RolloutStarted | RolloutRefused) -> str:
         return (
             f"requests of partition {self.journal.partition} were read from offset "
-            f"{body.from_offset}, but the last one started is {self.journal.last}: somebody reset "
-            "the group, or retention took requests that nobody had started. To go on without them "
-            "restart with --accept-truncation"
+            f"{body.from_offset}, but the last one started is {self.journal.last}: the group's "
+            "commit was reset, or retention deleted requests before they were started. To continue "
+            "without them, restart with --accept-truncation"
         )
 
 

@@ -57,11 +57,11 @@ class RecentRequests:
 
     def read(self) -> bool:
         """Read further back; False if nothing more is available now."""
-        found = self._back.read()
-        for record in found:
+        records = self._back.read()
+        for record in records:
             if record.key:
                 self.note(record.key, record)
-        return bool(found)
+        return bool(records)
 
     def close(self) -> None:
         self._back.close()

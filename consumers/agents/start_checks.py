@@ -39,7 +39,7 @@ class StartChecks:
         except (Refused, *PROCESS):
             raise
         except Exception as error:  # loading a user's module may raise anything
-            msg = f"program {name!r} cannot be had: {describe_exception(error)}"
+            msg = f"program {name!r} cannot be loaded: {describe_exception(error)}"
             raise Refused(msg) from error
 
     def _check_policy(self, policy_id: str) -> None:

@@ -118,10 +118,10 @@ class AgentsRole:
         self.listener = ControlListener(log_, codec, topics, dead_letters, clock, self.wall)
         self.control = self.listener.state
         self.owned: dict[int, OwnedJournal] = {}
-        default, told = self.capacity.quota, self.listener.note_bad
+        default, unreadable = self.capacity.quota, self.listener.note_bad
         paused = self.control.paused_runs
         self.quotas = quotas = UserQuotas(
-            log_, codec, topics, default, told, clock, self.wall, paused
+            log_, codec, topics, default, unreadable, clock, self.wall, paused
         )
         self.hands = JournalContext(
             outbox, quotas.rollouts, quotas.pacing, self.control, poison_guard, self.counts
@@ -167,15 +167,15 @@ class AgentsRole:
 
     def _own(self, held: Held, progress: PartitionProgress) -> int:
         """Take over a journal; return the offset from which it has to be read."""
-        found = read_watermark(held.metadata)
-        reset = held.committed is None or found is None
-        if held.metadata and found is None:
+        watermark = read_watermark(held.metadata)
+        reset = held.committed is None or watermark is None
+        if held.metadata and watermark is None:
             log_invalid_metadata(held)
-        if found is None or reset:
+        if watermark is None or reset:
             begin = Watermark(held.log_start)
             progress.next_offset = progress.floor = begin.low
         else:
-            begin = found
+            begin = watermark
             if self.accept and begin.low < held.log_start:
                 begin = replace(begin, last=None)
         clock = LogClock(self.wall)
@@ -380,10 +380,10 @@ class AgentsRole:
 def _recreated(topic: str, names: Topics) -> str:
     if topic == names.requests:
         return (
-            f"{topic} was deleted and made anew, but {names.events} was not: requests that nobody "
-            "had started are lost. To go on with the new topic restart with --accept-truncation"
+            f"{topic} was deleted and made anew, but {names.events} was not: requests that were "
+            "not started are lost. To continue with the new topic, restart with --accept-truncation"
         )
     return (
         f"{topic} was deleted and made anew: the rollouts that were open are lost, and their "
-        "requests will not be read again. To go on without them restart with --accept-truncation"
+        "requests are not read again. To continue without them, restart with --accept-truncation"
     )

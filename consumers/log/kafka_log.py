@@ -487,16 +487,16 @@ def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None
         if waited_s > timeout_s:
             raise error
         return
-    said = error.args[0]
-    verdict = reaction_to(said)
+    reason = error.args[0]
+    verdict = reaction_to(reason)
     if verdict is ErrorReaction.FATAL:
-        msg = f"the broker refuses: {said.str()}"
+        msg = f"the broker refuses: {reason.str()}"
         raise Unfit(msg) from error
     if verdict is ErrorReaction.PASSING and waited_s > min(MEMBER_S, timeout_s):
-        msg = f"the group has refused this member for {waited_s:.0f} s: {said.str()}"
+        msg = f"the group has refused this member for {waited_s:.0f} s: {reason.str()}"
         raise MembershipLost(msg) from error
     if waited_s > timeout_s:
-        msg = f"the broker has not answered for {timeout_s:g} s: {said.str()}"
+        msg = f"the broker has not answered for {timeout_s:g} s: {reason.str()}"
         raise Unavailable(msg) from error
 
 
@@ -626,23 +626,23 @@ def _firsts_from(
 
     Raises Unavailable.
     """
-    found: dict[TopicPartition, Message | None] = {}
+    first_messages: dict[TopicPartition, Message | None] = {}
     if not offsets:
-        return found
+        return first_messages
     consumer.assign([Tp(*tp, offset) for tp, offset in offsets.items()])
     until = time.monotonic() + CALL_S
-    while len(found) < len(offsets):
+    while len(first_messages) < len(offsets):
         if time.monotonic() > until:
-            topic, number = min(offsets.keys() - found.keys())
+            topic, number = min(offsets.keys() - first_messages.keys())
             msg = f"{topic} {number} cannot be read at {offsets[topic, number]}"
             raise Unavailable(msg)
         for message in consumer.consume(len(offsets), RETRY_S):
             tp, error = (message.topic() or "", message.partition() or 0), message.error()
             if error is None:
-                found.setdefault(tp, message)
+                first_messages.setdefault(tp, message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                found.setdefault(tp, None)
-    return found
+                first_messages.setdefault(tp, None)
+    return first_messages
 
 
 @contextmanager

@@ -42,8 +42,8 @@ class MemoryTopics:
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic, or add partitions to it."""
-        held = self.topics.setdefault(topic, [])
-        held += [MemoryPartition() for _ in range(partitions - len(held))]
+        existing = self.topics.setdefault(topic, [])
+        existing += [MemoryPartition() for _ in range(partitions - len(existing))]
 
     def partitions(self, topic: str) -> int:
         return len(self._of(topic))
@@ -173,9 +173,11 @@ class MemoryTopics:
             stored = held.records[at - held.start]
             if stored is not None:
                 key, value, timestamp_ms, headers = stored
-                told = None if headers is None else partial(readable, headers)
+                read_headers = None if headers is None else partial(readable, headers)
                 epoch = held.epoch_at(at)
-                records.append(Record(topic, partition, at, key, value, timestamp_ms, told, epoch))
+                records.append(
+                    Record(topic, partition, at, key, value, timestamp_ms, read_headers, epoch)
+                )
             at += 1
         return records, at
 

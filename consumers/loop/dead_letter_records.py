@@ -57,13 +57,13 @@ class SkipOrder:
 
     def headers(self) -> Headers:
         """Return the headers of the order."""
-        told = {
+        fields = {
             SKIP: f"{self.topic} {self.partition}@{self.first}-{self.last}",
             "dlq_group": self.group,
             "dlq_reason": self.reason,
             "dlq_by": self.by,
         }
-        return _written(told)
+        return _written(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ def parse_dead_letter_record(
 ) -> BuriedRecord | SkipOrder | ResendOrder | LetterMark | None:
     """Parse a record of `dead.letters`; None if it is malformed or of an unknown kind."""
     headers = record.headers or []
-    told = texts(headers)
-    if LETTER in told:
-        return _letter(told)
-    kind = FORMS.get(frozenset(told)) if len(told) == len(headers) else None
+    fields = texts(headers)
+    if LETTER in fields:
+        return _letter(fields)
+    kind = FORMS.get(frozenset(fields)) if len(fields) == len(headers) else None
     if kind is None or record.value is not None:
         return None
-    return _skip(told) if kind == SKIP else _of_letter(kind, told)
+    return _skip(fields) if kind == SKIP else _of_letter(kind, fields)
 
 
 def buried_topic(record: Record) -> str | None:
@@ -127,32 +127,40 @@ def buried_topic(record: Record) -> str | None:
     return texts(record.headers).get(LETTER)
 
 
-def _letter(told: Mapping[str, str]) -> BuriedRecord | None:
-    partition, offset = (whole_number(told.get(f"dlq_{x}", "")) for x in ("partition", "offset"))
+def _letter(fields: Mapping[str, str]) -> BuriedRecord | None:
+    partition, offset = (whole_number(fields.get(f"dlq_{x}", "")) for x in ("partition", "offset"))
     if partition is None or offset is None:
         return None
-    group, error, message = (told.get(f"dlq_{x}", "") for x in ("group", "error", "message"))
-    return BuriedRecord((told[LETTER], partition, offset), group, error, message, "dlq_cut" in told)
-
-
-def _skip(told: Mapping[str, str]) -> SkipOrder | None:
-    found = RANGE.fullmatch(told[SKIP])
-    numbers = [whole_number(text) for text in found.groups()[1:]] if found else [None]
-    partition, first, last = numbers if len(numbers) == 3 else (None, None, None)
-    if found is None or partition is None or first is None or last is None:
-        return None
-    return SkipOrder(
-        told["dlq_group"], found[1], partition, first, last, told["dlq_reason"], told["dlq_by"]
+    group, error, message = (fields.get(f"dlq_{x}", "") for x in ("group", "error", "message"))
+    return BuriedRecord(
+        (fields[LETTER], partition, offset), group, error, message, "dlq_cut" in fields
     )
 
 
-def _of_letter(kind: str, told: Mapping[str, str]) -> ResendOrder | LetterMark | None:
-    at, by = parse_place(told[kind]), told.get("dlq_by", "")
+def _skip(fields: Mapping[str, str]) -> SkipOrder | None:
+    match = RANGE.fullmatch(fields[SKIP])
+    numbers = [whole_number(text) for text in match.groups()[1:]] if match else [None]
+    partition, first, last = numbers if len(numbers) == 3 else (None, None, None)
+    if match is None or partition is None or first is None or last is None:
+        return None
+    return SkipOrder(
+        fields["dlq_group"],
+        match[1],
+        partition,
+        first,
+        last,
+        fields["dlq_reason"],
+        fields["dlq_by"],
+    )
+
+
+def _of_letter(kind: str, fields: Mapping[str, str]) -> ResendOrder | LetterMark | None:
+    at, by = parse_place(fields[kind]), fields.get("dlq_by", "")
     if at is None:
         return None
     if kind == RESEND:
-        return ResendOrder(at, told["dlq_sha256"], by)
-    return LetterMark(MARKS[kind], at, told["dlq_marked_at"], by)
+        return ResendOrder(at, fields["dlq_sha256"], by)
+    return LetterMark(MARKS[kind], at, fields["dlq_marked_at"], by)
 
 
 def parse_place(text: str) -> At | None:

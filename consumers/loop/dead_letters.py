@@ -86,13 +86,13 @@ class SkippedRecords:
             self._read[number] = max(end, self._read.get(number, 0))
 
     def _take(self, record: Record) -> None:
-        said = parse_dead_letter_record(record)
-        if isinstance(said, ResendOrder):
-            self.resends[said.letter] = said.sha256
-        elif isinstance(said, SkipOrder) and said.group == self.group:
-            self.skips.setdefault((said.topic, said.partition), []).append(said)
-        elif isinstance(said, BuriedRecord) and said.group == self.group:
-            self.places |= {said.origin} if said.origin[0] in self._of_everybody else set()
+        entry = parse_dead_letter_record(record)
+        if isinstance(entry, ResendOrder):
+            self.resends[entry.letter] = entry.sha256
+        elif isinstance(entry, SkipOrder) and entry.group == self.group:
+            self.skips.setdefault((entry.topic, entry.partition), []).append(entry)
+        elif isinstance(entry, BuriedRecord) and entry.group == self.group:
+            self.places |= {entry.origin} if entry.origin[0] in self._of_everybody else set()
 
     def is_resent_by_order(self, record: Record) -> bool:
         """Return True if an operator ordered that this record of a letter be treated as new."""

@@ -97,15 +97,15 @@ def limits_of(quota: Quota) -> str:
     return ", ".join(filter(None, words)) or "as much as there is"
 
 
-def _quota_of(user: str, found: Quota | WireError) -> Quota:
+def _quota_of(user: str, quota: Quota | WireError) -> Quota:
     """Return the quota in a record of this key. Raises WireError if it is not a valid one."""
-    if isinstance(found, WireError):
-        raise found
+    if isinstance(quota, WireError):
+        raise quota
     try:
-        check_quota(replace(found, user=user))
+        check_quota(replace(quota, user=user))
     except Refused as error:
         raise WireError(str(error)) from error
-    if found.user != user:
-        msg = f"the quota of {found.user!r} lies under the key {user!r}"
+    if quota.user != user:
+        msg = f"the quota of {quota.user!r} lies under the key {user!r}"
         raise WireError(msg)
-    return found
+    return quota

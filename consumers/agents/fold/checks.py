@@ -61,8 +61,8 @@ def check_finish(finish: Finish) -> Finish:
     ProgramFailed(`result_too_large`), and (`rubbish`) for malformed conversations."""
     recalled = finish.recalled
     if not isinstance(recalled, (list, tuple)) or not all(map(_is_recalled, recalled)):
-        found = describe_value(finish)
-        msg = f"Finish needs as recalled conversations with all their tokens, found {found}"
+        described = describe_value(finish)
+        msg = f"Finish needs as recalled conversations with all their tokens, found {described}"
         raise ProgramFailed(FailureCode.RUBBISH, msg)
     for each in recalled:
         check_messages(each.messages)
@@ -84,8 +84,8 @@ def check_call(effect: CallModel) -> None:
         msg = f"CallModel needs a list of Message, found {describe_value(messages)}"
         raise ProgramFailed(FailureCode.RUBBISH, msg)
     if effect.begun is not None and not _is_begun(effect.begun, len(messages)):
-        found = describe_value(effect)
-        msg = f"CallModel needs as begun whole tokens of its first messages, found {found}"
+        described = describe_value(effect)
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {described}"
         raise ProgramFailed(FailureCode.RUBBISH, msg)
     if not _is_text("" if effect.tools is None else effect.tools, effect.policy_id or ""):
         msg = f"CallModel needs texts as policy_id and tools, found {describe_value(effect)}"

@@ -159,10 +159,11 @@ def counted_after(
     It is the conversation that a sampling call would extend, even if another call extends it now.
     """
     known = [c for c in conversations if c.begins(effect, policy_id)]
-    found = max(known, key=lambda c: (len(c.messages), c.index), default=None)
-    if found is None or (effect.begun is not None and effect.begun.messages > len(found.messages)):
+    longest = max(known, key=lambda c: (len(c.messages), c.index), default=None)
+    begun = 0 if effect.begun is None else effect.begun.messages
+    if longest is None or begun > len(longest.messages):
         return _begun_by(effect, policy_id, len(conversations))
-    return Conversation(found.index, policy_id, found.messages, found.packed(), found.tools)
+    return Conversation(longest.index, policy_id, longest.messages, longest.packed(), longest.tools)
 
 
 def _begun_by(effect: CallModel, policy_id: str, index: int) -> Conversation:

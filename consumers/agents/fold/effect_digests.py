@@ -39,10 +39,10 @@ def call_digest(
 ) -> bytes:
     """Return the digest of a call: the prefix that it extends, its new
     messages, and its sampling `how`."""
-    said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
+    texts = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
     where = f"{policy_id}\0{sequence.index}\0{sequence.length}"
     begun = "" if sequence.answers or not sequence.begun else f"\0{sequence.packed().hex()}"
-    return _digest(f"call\0{where}\0{how}\0{effect.tools or ''}\0{said}{begun}")
+    return _digest(f"call\0{where}\0{how}\0{effect.tools or ''}\0{texts}{begun}")
 
 
 def step_digest(effect: Step, applied: int) -> bytes:

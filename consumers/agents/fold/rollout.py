@@ -255,7 +255,7 @@ def _disagreement(
     event: Event, waits: OutstandingEffect | None, attempt: Attempt
 ) -> DeterminismError:
     """Return the error of an answer that does not fit the program's effects."""
-    found = type(event.body).__name__
+    answer = type(event.body).__name__
     if waits is None:
         effects = f"has made {attempt.next_position} effects"
     elif event.body_digest != waits.digest or event.tries > waits.tries:
@@ -266,7 +266,7 @@ def _disagreement(
         effects = f"asks for {type(waits.effect).__name__}"
     return DeterminismError(
         f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}: the "
-        f"journal answers {found} {event.body_digest.hex()[:8]}, try {event.tries}, but "
+        f"journal answers {answer} {event.body_digest.hex()[:8]}, try {event.tries}, but "
         f"program {attempt.request.agent!r} {effects}; has the program changed? run it under a new "
         "name"
     )

@@ -31,6 +31,25 @@ def hold(directory: Path) -> int:
     return descriptor
 
 
+class HeldFolder:
+    """A new folder of this process; the folders of killed processes beside it are removed."""
+
+    def __init__(self, parent: Path) -> None:
+        with locked(parent):  # so that no other process removes this folder before it is held
+            for left in parent.iterdir():
+                remove_unless_held(left)
+            self.directory = parent / secrets.token_hex(8)
+            self.directory.mkdir(0o700)
+            self._lock = hold(self.directory)
+
+    def remove(self) -> None:
+        """Remove it. May be called twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
     """Make a temporary folder, and remove it at the end.
@@ -43,17 +62,11 @@ def scratch_folder(name: str) -> Iterator[Path]:
     if above.is_symlink() or above.stat().st_uid != os.getuid():
         msg = f"{above} is another user's; remove it, or set TMPDIR"
         raise PermissionError(msg)
-    with locked(above):
-        for left in above.iterdir():
-            remove_unless_held(left)
-        folder = above / secrets.token_hex(8)
-        folder.mkdir(0o700)
-        held = hold(folder)
+    folder = HeldFolder(above)
     try:
-        yield folder
+        yield folder.directory
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        folder.remove()
 
 
 def remove_unless_held(directory: Path) -> None:

@@ -10,10 +10,9 @@ import structlog
 
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
-from rollcall.sandbox.boxes.box_removal import Tell
+from rollcall.sandbox.boxes.box_removal import Reaper, Tell
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.pool import BoxPool, Mode
-from rollcall.sandbox.boxes.reaper import Reaper
 from rollcall.schemas.errors import FailureCode, RollcallError, WorkFailed
 
 REAP_S = 60.0

@@ -10,11 +10,11 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from typing import Any
 import structlog
 
 from rollcall.sandbox.agents.agent_box import AgentBox
-from rollcall.sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
 from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
-from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
+from rollcall.sandbox.locked_folder import HeldFolder
 from rollcall.sandbox.process_supervisor import ProcessSupervisor, SupervisedProcess, remove_tree
 from rollcall.schemas.errors import FailureCode, Refused, WorkFailed
 
@@ -99,7 +98,8 @@ class AgentProcesses:
         """
         self._home = home
         self._even_broken = even_broken
-        self._scratch = _Scratch(scratch)
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._scratch = HeldFolder(scratch)
         self._servers: dict[str, _ForkServer] = {}
         self._retired: list[_ForkServer] = []
 
@@ -346,20 +346,25 @@ def _not_imported(name: str, failed: str | None, output: Path) -> WorkFailed:
     return missing(f"agent {name} cannot be imported: {why}")
 
 
-class _Scratch:
-    """A folder of this worker; the folders of killed workers beside it are removed."""
+def function_file(function: str) -> Path:
+    """Return the absolute path of the file in `FILE.py:NAME`."""
+    return Path(function.rpartition(":")[0]).absolute()
 
-    def __init__(self, parent: Path) -> None:
-        parent.mkdir(parents=True, exist_ok=True)
-        with locked(parent):  # so that no other worker removes ours before it is held
-            for left in parent.iterdir():
-                remove_unless_held(left)
-            self.directory = parent / secrets.token_hex(8)
-            self.directory.mkdir(mode=0o700)
-            self._lock = hold(self.directory)
 
-    def remove(self) -> None:
-        if self._lock >= 0:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+def content_digest(file: Path | str) -> str:
+    """Return the digest of a file's content; empty if it cannot be read."""
+    try:
+        return blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
+
+
+class SourceFiles:
+    """Files, and the digests of their content at one time."""
+
+    def __init__(self, files: Iterable[str] = ()) -> None:
+        self._digests: Mapping[str, str] = {file: content_digest(file) for file in files}
+
+    def edited(self) -> bool:
+        """Return True if the content of any file has changed, or a file is gone."""
+        return any(content_digest(file) != was for file, was in self._digests.items())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rollcall.sandbox.boxes.box import IDENT, Spec
+from rollcall.sandbox.boxes.box_removal import Reaper
 from rollcall.sandbox.boxes.leases import Lease, Leases, LeaseTimes
-from rollcall.sandbox.boxes.reaper import Reaper
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import Instance
 from tests.support.odd_driver import OddDriver

@@ -141,7 +141,7 @@ class _Polling:
     def _messages(self, timeout_s: float, most: int) -> list[Message]:
         messages = self._batches.poll_batch(timeout_s, most)
         if self._fatal:
-            msg = f"the consumer cannot go on: {self._fatal[0].str()}"
+            msg = f"the consumer cannot continue: {self._fatal[0].str()}; restart this process"
             raise Unfit(msg)
         return messages
 
@@ -155,7 +155,7 @@ class _Polling:
             msg = (
                 f"reading {where} failed: {error.str()}. {self._held_now(message)}Records are gone "
                 "that were there, by retention, an unclean election or a disk that was restored: "
-                "to go on from what is left restart with --accept-truncation"
+                "to continue from what is left, restart with --accept-truncation"
             )
             raise JournalGone(msg)
         if reaction_to(error) in (ErrorReaction.FATAL, ErrorReaction.ABSENT):
@@ -169,7 +169,7 @@ class _Polling:
             place = Tp(message.topic() or "", message.partition() or 0)
             bounds = self._consumer.get_watermark_offsets(place, timeout=CALL_S)
         except KafkaException as error:
-            return f"(Which offsets it holds now is not to be had: {error.args[0].str()}.) "
+            return f"(Its present offsets could not be read: {error.args[0].str()}.) "
         return f"It holds offsets {bounds[0]} to {bounds[1]} now. " if bounds else ""
 
 
@@ -259,7 +259,7 @@ class KafkaSource(_Polling):
             error = message.error()
             if not message.topic():  # of the member itself: its membership may have ended
                 self._error(message)
-            if tp not in self._owned:
+            if tp not in self._owned:  # revoked in this poll, or never placed
                 continue
             self._fresh.discard(tp)
             if error is None:
@@ -286,7 +286,7 @@ class KafkaSource(_Polling):
             self._refusal(error.args[0])
 
     def commit_now(self, commits: Sequence[Commit]) -> None:
-        if self._broker_gone:
+        if self._broker_gone:  # a synchronous commit would wait until the session ends
             self.refused += 1
             log.warning("commit_abandoned", commits=len(commits))
             return
@@ -345,6 +345,7 @@ class KafkaSource(_Polling):
         """Unsubscribe first: a client that gets a rebalance while it closes may deadlock while
         it holds the GIL (librdkafka #4884)."""
         self._consumer.unsubscribe()
+        # The revocation is a callback of `poll`: the last commits are made there.
         until = time.monotonic() + GOODBYE_S
         while self._consumer.assignment() and time.monotonic() < until:
             self._consumer.poll(GIVE_BACK_POLL_S)
@@ -361,6 +362,7 @@ class KafkaSource(_Polling):
     def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
         if self._closing:  # a leaving client gets no answers; they are revoked at once
             return
+        # The client keeps pauses over rebalances; the listener decides anew about each partition.
         consumer.resume(partitions)
         until = time.monotonic() + PLACE_S
         try:
@@ -426,7 +428,10 @@ class KafkaSource(_Polling):
         """Raise Unavailable if the group neither gives a start nor revokes the partition."""
         if self._unplaced and time.monotonic() > min(self._unplaced.values()):
             topic, number = min(self._unplaced)
-            msg = f"the group tells nothing of {topic} {number}, and does not take it back either"
+            msg = (
+                f"the group assigned {topic} {number}, but gave no commit for it within "
+                f"{PLACE_S:g} s and did not revoke it; restart this worker"
+            )
             raise Unavailable(msg)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
@@ -775,7 +780,7 @@ class KafkaLog:
             # The first request about a group that is not known yet is answered NOT_COORDINATOR.
             committed = _offsets_of(looker, partitions, CALL_S)
         except (Unfit, Unavailable) as error:
-            msg = f"the offsets of group {group!r} are not to be had: {error}"
+            msg = f"the offsets of group {group!r} could not be read: {error}"
             raise Unavailable(msg) from error
         return {tp.partition: _commit_of(tp) for tp in committed if tp.offset >= 0}
 

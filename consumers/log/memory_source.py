@@ -120,6 +120,7 @@ class MemorySource:
         cut = self.log.cut(commit)
         held = Held(*tp, commit.offset, commit.metadata, *bounds, cut, topic_id)
         start = self.listener.assigned(held)
+        # A position after a cut is below the commit, so the commit's epoch says nothing about it.
         self._epochs[tp] = (
             Epochs() if cut is not None else Epochs(commit.offset, commit.leader_epoch)
         )

@@ -169,6 +169,7 @@ class MemoryTopics:
         held = self._of(topic)[partition]
         at = max(offset, held.start)
         records: list[Record] = []
+        # Records behind an open transaction are hidden, as they are with `read_committed`.
         while at < held.stable and len(records) < most:
             stored = held.records[at - held.start]
             if stored is not None:

@@ -11,14 +11,15 @@ Any other answer is ignored and counted in `Journal.ignored`. An answer to an ef
 program never made, or made with another body, is a DeterminismError and ends that attempt.
 
 Two guards keep an error inside its rollout: `FoldContext.guard` around all code that touches a
-program, `Journal.take` around the rest. After an error in either the rollout stops: its end,
+program, `Journal.apply_event` around the rest. After an error in either the rollout stops: its end,
 failed, is a decision like any other, and every reader comes to the same one or waits for it in the
 log.
 
 - `journal`: one partition, its open rollouts and its chain of starts
 - `rollout`: one open rollout, its attempts, decisions and end
-- `attempt`: a running program, the effects it waits for and the answers it has got
-- `effect_digests`: digests of effects; `open_effects`: records a new effect
+- `attempt`: a running program, and the answers that it waits for
+- `attempt_effects`: the effects of an attempt: opened, answered, and the state that they leave
+- `effect_digests`: digests of effects
 - `outstanding`: one effect whose answer has not been counted, and its deadlines
 - `conversation`: one token sequence that is only ever extended
 - `commands`: the commands of effects; `trajectory`: the record of an ended rollout

@@ -145,10 +145,11 @@ class Attempt(AttemptEffects):
         try:
             with self.world.guard:
                 turn = self._open_effects(resume, value, now_ms)
-        except BaseException as error:
+        except BaseException as error:  # a program may raise anything, even SystemExit
             turn = self.world.failure(self.request.agent, error)
         if not isinstance(turn, list):
             self.over = True
+            # Its commands are sent only with a turn that is returned, so none has left yet.
             self.withdraw(first, calls)
         return turn
 
@@ -217,6 +218,7 @@ class Attempt(AttemptEffects):
         # Every failure numbers a try, so that late answers are recognised; free ones use none up.
         free = busy or history
         if waits.sequence is not None:
+            # A server that asks for prefixes often is sent them whole, which saves the round trip.
             waits.sequence.misses += failure.code == FailureCode.PREFIX_NEEDED
         self.failures += not free
         waits.failures += not free
@@ -227,6 +229,7 @@ class Attempt(AttemptEffects):
             self.due_ms = min(self.due_ms, waits.deadline_ms())
             return [waits]
         if waits.sequence is not None:
+            # A call that failed has extended nothing: another one may extend the conversation.
             waits.sequence.busy = False
         return self._settle(waits, WishFailed(failure.code, failure.message), now_ms)
 
@@ -241,7 +244,7 @@ class Attempt(AttemptEffects):
         """Close one effect; resume the program when all effects that it waits for are closed."""
         position, awaited = waits.position, self.awaited
         del self.outstanding[position]
-        if self.over:
+        if self.over:  # the answer counts in the trajectory, but there is no program to resume
             return []
         agent = self.agent
         assert agent is not None

@@ -46,8 +46,10 @@ class StartChain:
             return True
         if self.last is None or self._made_anew(requests_id):
             return False
+        # Without an epoch only offsets can be compared.
         if NO_EPOCH in (epoch, self.epoch) or epoch == self.epoch:
             return offset <= self.last
+        # A later leader's log may have been cut below the last start and grown again.
         return epoch < self.epoch
 
     def _made_anew(self, requests_id: str) -> bool:

@@ -49,6 +49,7 @@ def release_commands(attempt: Attempt) -> list[Command]:
     for waits in attempt.outstanding.values():
         sent = command(attempt, waits)
         if isinstance(sent, ModelCall):
+            # An abort needs no content: the server finds its call by the ids.
             aborted = replace(sent, kind="abort", messages=(), prefix_ids=None, prefix_length=0)
             closing.append(aborted)
         elif sent.kind == "reset":
@@ -61,6 +62,7 @@ def _call(attempt: Attempt, waits: OutstandingEffect, effect: CallModel) -> Mode
     sequence, sampling = waits.sequence, waits.sampling
     assert sequence is not None
     assert sampling is not None
+    # A server that can be expected to hold the prefix is sent its hash alone.
     named = sequence.held() and not waits.with_history
     least, pinned = request.versions_for(sequence.policy_id)
     return make_call(

@@ -138,6 +138,7 @@ def conversation_for(
     A call with `begun` tokens begins a new one, unless a known conversation has at least as many
     messages.
     """
+    # A busy one is being extended by another call, and two answers cannot both follow it.
     known = [c for c in conversations if not c.busy and c.begins(effect, policy_id)]
     if effect.begun is not None:
         known = [c for c in known if len(c.messages) >= effect.begun.messages]

@@ -77,9 +77,15 @@ class Journal:
         self.ignored: Counter[str] = Counter()
         self._stragglers = frozenset(begin.stragglers)
         self._keys: set[bytes | None] = set()
+        """The keys of stragglers whose starts were read; only their records count below
+        `bulk_low`."""
         self._starts: deque[tuple[int, StartChain]] = deque()
+        """Offsets of counted starts, each with the chain before it."""
         self._twice: deque[tuple[int, int]] = deque()
+        """First offsets of open rollouts that were started again, with the offset of that start."""
         self._ended: deque[tuple[int, int]] = deque()
+        """Offsets of ends, each with the first offset of its rollout, as no commit has passed
+        it."""
 
     @property
     def last(self) -> int | None:
@@ -121,7 +127,7 @@ class Journal:
             if outcomes is None:
                 return self._ignore("late_or_twice")
             return AppliedEvent("", rollout.outputs(outcomes, silent=silent), rollout)
-        except Exception as error:
+        except Exception as error:  # of the fold itself: it must not end other rollouts
             return AppliedEvent("", [rollout.give_up(error)], rollout)
 
     def _ignore(self, reason: str) -> AppliedEvent:

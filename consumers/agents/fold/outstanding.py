@@ -40,6 +40,7 @@ class OutstandingEffect:
         """Return True if the event has this effect's digest and type, and no later try."""
         if event.body_digest != self.digest or event.tries > self.tries:
             return False
+        # Both kinds of command can fail, so a failure fits either.
         of_model = isinstance(event.body, ModelAnswered)
         return of_model == isinstance(self.effect, CallModel) or isinstance(event.body, CallFailed)
 

@@ -104,9 +104,9 @@ class Rollout:
             return None
         waits = attempt.outstanding.get(event.position)
         if waits is None and event.position < attempt.next_position:
-            return None
+            return None  # answered before: a command that was sent twice is answered twice
         if waits is not None and event.tries < waits.tries:
-            return None
+            return None  # an answer to an earlier try, after a failure of it was counted
         if waits is None or not waits.fits(event):
             return self._broken(_disagreement(event, waits, attempt))
         self.heard_ms = self.heard_ms or now_ms
@@ -170,6 +170,7 @@ class Rollout:
             return [self._event(DeadlinePassed(self.request.limits.rollout_timeout_s))]
         unwritten = [w for w in attempt.outstanding.values() if not w.deadline_written]
         due = [(waits.deadline_ms(), waits) for waits in unwritten]
+        # Until the next deadline, checks of this attempt cost one comparison.
         attempt.due_ms = min([self.ends_ms(), *(at for at, _ in due if now_ms < at)])
         return [self._late(waits) for at, waits in due if now_ms >= at]
 
@@ -227,6 +228,7 @@ class Rollout:
     def _new_attempt(self, number: int, now_ms: int) -> list[Outcome] | None:
         if number != self.attempt.number + 1:
             return None
+        # A new attempt opens its own sessions: those of the last one would hold slots for nothing.
         closing = release_commands(self.attempt)
         self.attempt.close_program()
         self._open_attempt(number)

@@ -3,14 +3,14 @@
 Behind an fsspec URL lie libraries that cannot all be listed: botocore, aiohttp, paramiko,
 google.auth, and their dependencies. None of their exceptions says that a record or a worker is at
 fault, so all of them become StoreUnavailable, which is waited for. Every call of a store of ours
-stands under `as_store_unavailable`.
+stands under `as_store_unavailable`. fsspec is imported when it is needed: the codec goes without
+it.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-import fsspec
+from pathlib import Path, PurePath
+from urllib.parse import urlsplit
 
 from rollcall.schemas.errors import Refused, RollcallError, StoreUnavailable
 from rollcall.schemas.redaction import add_secrets_of_url
@@ -37,6 +37,8 @@ def require_openable(setting: str, url: str) -> None:
 
     Registers its secrets, so that they are not shown from then on.
     """
+    import fsspec
+
     add_secrets_of_url(url)
     try:
         fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
@@ -48,8 +50,30 @@ def require_openable(setting: str, url: str) -> None:
         raise Refused(msg) from error
 
 
+def check_weights_url(url: str) -> None:
+    """Raise Refused for a URL that cannot be opened here, or that has more than a location."""
+    if not url:
+        return
+    place = urlsplit(url)
+    if "@" in place.netloc or place.query or place.fragment:
+        msg = (
+            "policy.weights_url holds more than a place (it is not shown here); credentials come "
+            "from the surroundings, as AWS_ACCESS_KEY_ID does, since a recipe and the log are read "
+            "by many: give s3://bucket/folder alone"
+        )
+        raise Refused(msg)
+    require_openable("policy.weights_url", url)
+    if not place.scheme and not PurePath(url).is_absolute():
+        msg = (
+            f"policy.weights_url is {url!r}, a directory relative to nobody knows what; give it "
+            "from the root on, as trainer and servers see it"
+        )
+        raise Refused(msg)
+
+
 def local_path(uri: str) -> Path | None:
     """Return the local path of a file or folder; None for one of another file system."""
+    import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
     protocol = fsspec.utils.get_protocol(uri)

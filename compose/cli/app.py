@@ -19,20 +19,17 @@ from rollcall.compose.cli import (
     images,
     objects,
     policies,
-    quota,
     runs,
     tasks,
     topics,
     workers,
 )
 from rollcall.compose.cli.algorithms import algorithms
-from rollcall.compose.cli.balance import balance
-from rollcall.compose.cli.bench import bench
 from rollcall.compose.cli.boxes import boxes
-from rollcall.compose.cli.chaos import chaos
+from rollcall.compose.cli.checks import bench, chaos, verify
 from rollcall.compose.cli.connection import CLUSTER
-from rollcall.compose.cli.control import cancel, drain, pause, resume
-from rollcall.compose.cli.curve import curve
+from rollcall.compose.cli.control import cancel, drain, list_quotas, pause, resume, set_quota
+from rollcall.compose.cli.control import unset as unset_quota
 from rollcall.compose.cli.evaluate import evaluate
 from rollcall.compose.cli.policies import export_policy, publish_policy
 from rollcall.compose.cli.query import export, query
@@ -40,13 +37,12 @@ from rollcall.compose.cli.replay import fork, replay
 from rollcall.compose.cli.rescore import list_scorings, rescore
 from rollcall.compose.cli.rescore import retire as retire_scoring
 from rollcall.compose.cli.retrain import retrain
+from rollcall.compose.cli.run_reports import balance, curve, weights
 from rollcall.compose.cli.services import down, status, up
 from rollcall.compose.cli.submit import submit
 from rollcall.compose.cli.topics import tail
 from rollcall.compose.cli.trajectory import trajectory
-from rollcall.compose.cli.verify import verify
 from rollcall.compose.cli.waiting import waiting
-from rollcall.compose.cli.weights import weights
 from rollcall.compose.extras import EXTRAS, not_installed
 from rollcall.compose.log_setup import hide_in_tracebacks
 from rollcall.compose.terminal import say
@@ -153,9 +149,9 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "drain": drain,
         "quota": _group(
             "Quotas of users: running rollouts, calls per second.",
-            set=quota.set_quota,
-            list=quota.list_quotas,
-            unset=quota.unset,
+            set=set_quota,
+            list=list_quotas,
+            unset=unset_quota,
         ),
         "dlq": _group(
             "Dead letters: records that could not be read.",

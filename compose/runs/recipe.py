@@ -12,7 +12,6 @@ import orjson
 from pydantic import Field, ValidationError
 
 from rollcall.compose.extras import EXTRAS
-from rollcall.compose.runs.weights_url import check_weights_url
 from rollcall.compose.strict_table import StrictTable, unknown_key
 from rollcall.compose.teacher_scorer import check_named
 from rollcall.consumers.agents.programs import program_of
@@ -25,6 +24,7 @@ from rollcall.schemas import names
 from rollcall.schemas.bounds import check_request
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
+from rollcall.schemas.store_urls import check_weights_url
 
 SHIPPED = (
     "lake-any-start",

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
+from rollcall.compose.cli.algorithms import print_algorithms, rows_of
 from rollcall.compose.console import MOST_CHARS, PageConsole
-from rollcall.compose.pages.algorithms_page import print_algorithms, rows_of
 
 IDS = st.from_regex(r"[a-z0-9][a-z0-9/_.-]{0,60}", fullmatch=True)
 TEXTS = st.lists(IDS, max_size=6).map(" ".join)

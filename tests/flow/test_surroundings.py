@@ -16,7 +16,7 @@ from rollcall.compose.chaos.faults import AROUND, STORE, USUAL, Fault
 from rollcall.compose.chaos.plan import ChaosPlan
 from rollcall.compose.chaos.surroundings import StoreVictim
 from rollcall.compose.chaos.wrong_registry import WrongRegistry, rotated_ids
-from rollcall.compose.cli.chaos import EVERYBODY
+from rollcall.compose.cli.checks import EVERYBODY
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.objects import ObjectStore
 from rollcall.schemas.registry import HttpRegistry

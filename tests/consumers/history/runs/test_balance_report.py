@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.compose.cli.balance import balance_lines
+from rollcall.compose.cli.run_reports import balance_lines
 from rollcall.consumers.history.runs.balance_report import balance_of
 from rollcall.consumers.history.runs.training_record import TrainedRun
 from rollcall.consumers.log.memory_log import MemoryLog

@@ -102,16 +102,19 @@ def _sharded(run: "TrainedRun", ranks: "ProcessRanks") -> "ShardedLearner":
 
 def main(directory: str, threads: str, rank: str, count: str, meeting: str) -> int:
     """Run one of the other ranks; return the exit code."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
     from rollcall.compose.runs import run_folder
-    from rollcall.trainer.learner.ranks import ProcessRanks
 
-    disable_progress_bar()
-    torch.set_num_threads(int(threads))
     try:
+        # Before seconds are spent on libraries: a run that cannot be read ends this process.
         run = run_folder.load(Path(directory)).trained()
+
+        import torch
+        from transformers.utils.logging import disable_progress_bar
+
+        from rollcall.trainer.learner.ranks import ProcessRanks
+
+        disable_progress_bar()
+        torch.set_num_threads(int(threads))
         with os.fdopen(os.dup(1), "w") as line:
             os.dup2(2, 1)  # output of libraries goes to stderr
             line.write("ready\n")

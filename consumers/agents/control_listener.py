@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from rollcall.consumers.agents.control_state import MOST_WORDS, ControlState
+from rollcall.consumers.agents.control_state import MOST_RECORDS, ControlState
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.consumers.loop.dead_letters import DeadLetters
@@ -20,7 +20,7 @@ POLLS = 10
 """Polls in one turn while the topic has not been read to its end."""
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
-BAD_WORDS = 1000
+BAD_RECORDS = 1000
 """The most unreadable records that are kept until a worker is known that buries them."""
 BAD_BYTES = 32 << 20
 """The most bytes that they may take; records dropped here are read again by the next worker."""
@@ -52,7 +52,7 @@ class ControlListener:
         self._reader = ControlReader(
             log_, codec, topics, unreadable=self.note_bad, skipped=dead_letters.skipped, clock=clock
         )
-        self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
+        self._bad_records: deque[tuple[Record, WireError]] = deque(maxlen=BAD_RECORDS)
         self._keyless: dict[bytes, Control] = {}
         """Records without a key: the next compaction may drop them."""
         self._say_due = clock() + SAY_EVERY_S
@@ -76,35 +76,35 @@ class ControlListener:
 
     def _take(self, timeout_s: float = 0.0) -> tuple[set[str], set[str]]:
         ids, groups = set[str](), set[str]()
-        for record, word in self._reader.poll(timeout_s):
-            self.state.apply_order(word, record.key, record.timestamp_ms)
-            if not (self.state.known or record.key) and len(self._keyless) < MOST_WORDS:
-                self._keyless[control_key(word).encode(errors="replace")] = word
-            if word.kind == "cancel":
-                (ids if word.rollout_id else groups).add(word.rollout_id or word.group_id)
+        for record, order in self._reader.poll(timeout_s):
+            self.state.apply_order(order, record.key, record.timestamp_ms)
+            if not (self.state.known or record.key) and len(self._keyless) < MOST_RECORDS:
+                self._keyless[control_key(order).encode(errors="replace")] = order
+            if order.kind == "cancel":
+                (ids if order.rollout_id else groups).add(order.rollout_id or order.group_id)
         return ids, groups
 
     def _say_what_is_waited_for(self) -> None:
         if not self.state.known and self._clock() >= self._say_due:
             self._say_due = self._clock() + SAY_EVERY_S
-            held = len(self.state.words)
+            held = len(self.state.records)
             why = "no request is started before all of it is read"
             log.warning("control_not_read_yet", topic=self._topics.control, words=held, why=why)
 
     def note_bad(self, record: Record, error: WireError) -> None:
         """Keep an unreadable record of a topic that every worker reads, until it is buried."""
-        self._bad_words.append((record, error))
-        while sum(len(bad.value or b"") for bad, _ in self._bad_words) > BAD_BYTES:
-            self._bad_words.popleft()
+        self._bad_records.append((record, error))
+        while sum(len(bad.value or b"") for bad, _ in self._bad_records) > BAD_BYTES:
+            self._bad_records.popleft()
 
     def tend(self, publisher: Publisher, group: str) -> None:
         """Do what one worker does for all: bury unreadable records and retire old ones.
 
         Raises Unavailable.
         """
-        if self._bad_words:
-            self.dead_letters.bury_once(self._bad_words)
-            self._bad_words.clear()
+        if self._bad_records:
+            self.dead_letters.bury_once(self._bad_records)
+            self._bad_records.clear()
         if not self.state.known:
             return
         self._say_again(publisher)
@@ -114,9 +114,9 @@ class ControlListener:
 
     def _say_again(self, publisher: Publisher) -> None:
         """Write records of commit c73aa9c, which had no keys, again with keys."""
-        for key, word in self._keyless.items():
-            if key in self.state.words and word.kind != "resume":
-                write_control(publisher, self._codec, self._topics, word)
+        for key, order in self._keyless.items():
+            if key in self.state.records and order.kind != "resume":
+                write_control(publisher, self._codec, self._topics, order)
         self._keyless.clear()
 
     def _retire_old(self, publisher: Publisher, group: str) -> None:

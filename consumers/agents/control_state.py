@@ -18,7 +18,7 @@ from rollcall.schemas.untrusted_text import clean_text
 
 REASON_CHARS = 200
 """The kept length of a record's reason."""
-MOST_WORDS = 100_000
+MOST_RECORDS = 100_000
 """The most records that are kept; above it the oldest are dropped, pauses last."""
 KEY_BYTES = 4 * NAME_BYTES
 """The longest key; ours consist of names, which are shorter. Records with
@@ -30,7 +30,7 @@ Subject = tuple[str, str]
 
 
 class ControlRecord(NamedTuple):
-    """A stored record of `control` (a word)."""
+    """A stored record of `control`."""
 
     kind: str
     subject: Subject
@@ -38,11 +38,11 @@ class ControlRecord(NamedTuple):
     at_ms: int
 
 
-def subject_of(word: Control) -> Subject:
+def subject_of(order: Control) -> Subject:
     """Return the target of a record; empty for a record that controls no rollout."""
-    if word.kind == "cancel":
-        return ("rollout", word.rollout_id) if word.rollout_id else ("group", word.group_id)
-    return ("pause", word.run_id) if word.kind in ("pause", "resume") else ("", "")
+    if order.kind == "cancel":
+        return ("rollout", order.rollout_id) if order.rollout_id else ("group", order.group_id)
+    return ("pause", order.run_id) if order.kind in ("pause", "resume") else ("", "")
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ControlState:
 
     known: bool = False
     """True if the topic has been read to the end that it had at the beginning."""
-    words: dict[bytes, ControlRecord] = field(default_factory=dict)
+    records: dict[bytes, ControlRecord] = field(default_factory=dict)
     """Records by key, in the order in which they were last written."""
     paused_runs: set[str] = field(default_factory=set)
     """Runs in which no rollout may begin; the empty name stands for all requests."""
@@ -60,25 +60,25 @@ class ControlState:
     _keys: dict[Subject, tuple[bytes, ...]] = field(default_factory=dict)
     """The keys of the records of each target, in the order of the records."""
 
-    def apply_order(self, word: Control, key: bytes | None = None, at_ms: int = 0) -> None:
+    def apply_order(self, order: Control, key: bytes | None = None, at_ms: int = 0) -> None:
         """Apply the last record of a key."""
-        key = key or control_key(word).encode(errors="replace")
+        key = key or control_key(order).encode(errors="replace")
         self._drop(key)
-        subject = subject_of(word)
+        subject = subject_of(order)
         longest = max(len(key) - KEY_BYTES, len(subject[1].encode(errors="replace")) - NAME_BYTES)
-        if word.kind == "unknown" or longest > 0:
+        if order.kind == "unknown" or longest > 0:
             return
-        self.words[key] = ControlRecord(
-            word.kind, subject, clean_text(word.reason, REASON_CHARS), at_ms
+        self.records[key] = ControlRecord(
+            order.kind, subject, clean_text(order.reason, REASON_CHARS), at_ms
         )
         if subject[0]:
             self._keys[subject] = (*self._keys.get(subject, ()), key)
             self._note_pause(subject)
-        if len(self.words) > MOST_WORDS:
+        if len(self.records) > MOST_RECORDS:
             self._forget_oldest()
 
     def _drop(self, key: bytes) -> None:
-        replaced = self.words.pop(key, None)
+        replaced = self.records.pop(key, None)
         if replaced is None or not replaced.subject[0]:
             return
         left = tuple(each for each in self._keys[replaced.subject] if each != key)
@@ -93,18 +93,18 @@ class ControlState:
         if what != "pause":
             return
         keys = self._keys.get(subject)
-        if keys and self.words[keys[-1]].kind == "pause":
+        if keys and self.records[keys[-1]].kind == "pause":
             self.paused_runs.add(run_id)
         else:
             self.paused_runs.discard(run_id)
 
     def _forget_oldest(self) -> None:
-        oldest = (key for key, said in self.words.items() if said.subject[0] != "pause")
-        self._drop(next(oldest, next(iter(self.words))))
+        oldest = (key for key, record in self.records.items() if record.subject[0] != "pause")
+        self._drop(next(oldest, next(iter(self.records))))
         self.forgotten += 1
         if self.forgotten == 1:
             remedy = "the oldest are forgotten; see who writes so many with `rollcall tail control`"
-            log.warning("control_records_over_limit", most=MOST_WORDS, remedy=remedy)
+            log.warning("control_records_over_limit", most=MOST_RECORDS, remedy=remedy)
 
     @property
     def paused(self) -> bool:
@@ -114,8 +114,8 @@ class ControlState:
     @property
     def rollouts(self) -> dict[str, str]:
         """The ids of the rollouts that are cancelled individually, with the reasons."""
-        named = (said for said in self.words.values() if said.subject[0] == "rollout")
-        return {said.subject[1]: said.reason for said in named}
+        named = (record for record in self.records.values() if record.subject[0] == "rollout")
+        return {record.subject[1]: record.reason for record in named}
 
     def cancels(self, request: RolloutRequest) -> str | None:
         """Return the reason why this request is to be cancelled, None if it is not."""
@@ -126,7 +126,7 @@ class ControlState:
         group id matches nothing."""
         for subject in (("rollout", rollout_id), ("group", group_id)):
             if subject[1] and subject in self._keys:
-                return self.words[self._keys[subject][-1]].reason
+                return self.records[self._keys[subject][-1]].reason
         return None
 
     def keys_of(self, rollout_id: str) -> tuple[bytes, ...]:
@@ -135,6 +135,6 @@ class ControlState:
 
     def older_than(self, at_ms: int) -> Iterator[tuple[bytes, ControlRecord]]:
         """Yield the records that neither pause nor resume, and were written before a time."""
-        for key, said in self.words.items():
-            if said.subject[0] != "pause" and said.at_ms < at_ms:
-                yield key, said
+        for key, record in self.records.items():
+            if record.subject[0] != "pause" and record.at_ms < at_ms:
+                yield key, record

@@ -19,7 +19,7 @@ from rollcall.schemas.messages import Trajectory
 
 POLL_S = 0.01
 MOST = 2000
-WORD_BYTES = 8
+DIGEST_BYTES = 8
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ class WrittenTrajectories:
         bounds = bounds_of(log_, topic, partition)[partition]
         self._back = Lookback(log_, topic, partition, *bounds)
         self._held = DecodeInOrder(codec, Trajectory)
-        self._words = array("Q")
+        self._digests = array("Q")
         self._sorted: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def read(self) -> bool:
@@ -96,7 +96,7 @@ class WrittenTrajectories:
         self._held.add(self._back.read())
         moved = bool(self._held) and self._note()
         if self._back.done and not self._held:
-            self._sorted = np.sort(np.frombuffer(self._words, np.uint64))
+            self._sorted = np.sort(np.frombuffer(self._digests, np.uint64))
             self.known = True
         return moved
 
@@ -104,20 +104,20 @@ class WrittenTrajectories:
         """Note the records that are decoded; False if one waits for the registry."""
         for _, trajectory in self._held.ready():
             if isinstance(trajectory, Trajectory):  # unreadable ones are written again
-                self._words.append(_word(trajectory))
+                self._digests.append(_short_digest(trajectory))
         return not self._held
 
     def __contains__(self, trajectory: Trajectory) -> bool:
-        word = np.uint64(_word(trajectory))
-        at = int(np.searchsorted(self._sorted, word))
-        return at < len(self._sorted) and bool(self._sorted[at] == word)
+        short = np.uint64(_short_digest(trajectory))
+        at = int(np.searchsorted(self._sorted, short))
+        return at < len(self._sorted) and bool(self._sorted[at] == short)
 
     def close(self) -> None:
         self._back.close()
 
 
-def _word(trajectory: Trajectory) -> int:
+def _short_digest(trajectory: Trajectory) -> int:
     """Return eight bytes that identify an end: one rollout id may end
     twice, at different offsets."""
     named = trajectory.rollout_id, trajectory.attempt, trajectory.last_offset
-    return int.from_bytes(digest(*named, size_bytes=WORD_BYTES), "big")
+    return int.from_bytes(digest(*named, size_bytes=DIGEST_BYTES), "big")

@@ -98,7 +98,7 @@ class Outbox:
                 )
                 self._write_bare_end(output, error, partition, cause)
 
-    def retire_word(self, key: bytes) -> None:
+    def retire_control_record(self, key: bytes) -> None:
         """Delete a record of `control` that has had its effect; no record waits for that."""
         retire_control(self.commands, self.topics, key)
 

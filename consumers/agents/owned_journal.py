@@ -187,7 +187,7 @@ class OwnedJournal:
     def _retire_cancels(self, rollout: Rollout) -> None:
         """Delete the `control` records that cancelled a rollout which has ended."""
         for key in self.context.control.keys_of(rollout.request.rollout_id):
-            self.context.outbox.retire_word(key)
+            self.context.outbox.retire_control_record(key)
 
     def _send_unanswered(self, kept: Iterable[KeptCommands]) -> None:
         """Send the kept commands that are still outstanding, each once."""

@@ -46,7 +46,7 @@ class RecentRequests:
         self._next = end
         self._newest = array("q", [NONE]) * (1 << window.bit_length())
         self._before = array("q", [NONE]) * window
-        self._words = array("Q", [0]) * window
+        self._digests = array("Q", [0]) * window
         self._first = array("q", [NONE]) * window
         self._first_ms = array("q", [0]) * window
 
@@ -68,12 +68,12 @@ class RecentRequests:
 
     def first(self, named: bytes, offset: int | None = None) -> FirstRequest | None:
         """Return the first request for this id in the window below `offset`, or None."""
-        word = _word(named)
-        at = self._newest[word % len(self._newest)]
+        short = _short_digest(named)
+        at = self._newest[short % len(self._newest)]
         lowest = max(0, (self._next if offset is None else offset) - self.window)
         while at >= lowest:
             slot = at % self.window
-            if self._words[slot] == word:
+            if self._digests[slot] == short:
                 return FirstRequest(self._first_ms[slot], self._partition, self._first[slot])
             at = self._before[slot]
         return None
@@ -82,15 +82,15 @@ class RecentRequests:
         """Add the next request of the partition."""
         first = self.first(named, record.offset)
         first = first or FirstRequest(record.timestamp_ms, self._partition, record.offset)
-        word, slot = _word(named), record.offset % self.window
-        bucket = word % len(self._newest)
+        short, slot = _short_digest(named), record.offset % self.window
+        bucket = short % len(self._newest)
         self._before[slot], self._newest[bucket] = self._newest[bucket], record.offset
-        self._words[slot] = word
+        self._digests[slot] = short
         self._first[slot], self._first_ms[slot] = first.offset, first.at_ms
         self._next = record.offset + 1
 
 
 @lru_cache(maxsize=64)
-def _word(named: bytes) -> int:
+def _short_digest(named: bytes) -> int:
     """Return the digest of an id; cached, as each partition of a worker looks it up in turn."""
     return int.from_bytes(blake2b(named, digest_size=8).digest(), "big")

@@ -123,7 +123,7 @@ class AgentsRole:
         self.quotas = quotas = UserQuotas(
             log_, codec, topics, default, unreadable, clock, self.wall, paused
         )
-        self.hands = JournalContext(
+        self.context = JournalContext(
             outbox, quotas.rollouts, quotas.pacing, self.control, poison_guard, self.counts
         )
         self.requests = RequestStarts(
@@ -181,11 +181,11 @@ class AgentsRole:
         clock = LogClock(self.wall)
         until = held.log_end if reset else progress.next_offset
         owned = self.owned[held.partition] = OwnedJournal(
-            self.hands,
+            self.context,
             Journal(held.partition, self.world, self.name, begin),
             progress,
             clock,
-            DelayedCommands(self.hands, held.partition, clock, begin.quota),
+            DelayedCommands(self.context, held.partition, clock, begin.quota),
             sent_below=until,
             phase=self._first_phase(held, until, begin, reset=reset),
         )
@@ -310,7 +310,7 @@ class AgentsRole:
         if isinstance(event.body, ModelAnswered | EnvironmentStepped):
             failed = CallFailed(FailureCode.OBJECT_LOST, str(error), True)
             again = replace(event, written_by=self.name, body=failed)
-            self.hands.outbox.write(again, record.partition, record)
+            self.context.outbox.write(again, record.partition, record)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         """Refuse a request that kills workers; an event counts, but its

@@ -281,7 +281,7 @@ class KafkaSource(_Polling):
 
     def commit(self, commits: Sequence[Commit]) -> None:
         try:
-            self._consumer.commit(offsets=self._words(commits), asynchronous=True)
+            self._consumer.commit(offsets=self._client_commits(commits), asynchronous=True)
         except KafkaException as error:
             self._refusal(error.args[0])
 
@@ -291,23 +291,25 @@ class KafkaSource(_Polling):
             log.warning("commit_abandoned", commits=len(commits))
             return
         try:
-            committed = self._consumer.commit(offsets=self._words(commits), asynchronous=False)
+            committed = self._consumer.commit(
+                offsets=self._client_commits(commits), asynchronous=False
+            )
         except KafkaException as error:
             self._refusal(error.args[0])
         else:
             self._on_commit(None, committed or ())
 
-    def _words(self, commits: Sequence[Commit]) -> list[Tp]:
+    def _client_commits(self, commits: Sequence[Commit]) -> list[Tp]:
         """Return commits in the client's form, with the leader epoch of
         the last record below each."""
-        words = []
+        converted = []
         for commit in commits:
             epochs = self._epochs.get((commit.topic, commit.partition))
             if epochs is not None:
                 epochs.forget(commit.offset)
                 commit = replace(commit, leader_epoch=epochs.before(commit.offset))
-            words.append(_word(commit))
-        return words
+            converted.append(_client_commit(commit))
+        return converted
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[Tp]) -> None:
         for failed in [error, *(tp.error for tp in partitions)]:
@@ -461,7 +463,7 @@ class KafkaSource(_Polling):
         consumer.incremental_unassign(partitions)
 
 
-def _word(commit: Commit) -> Tp:
+def _client_commit(commit: Commit) -> Tp:
     place = commit.topic, commit.partition, commit.offset, commit.metadata
     if commit.leader_epoch == UNKNOWN:
         return Tp(*place)
@@ -811,7 +813,7 @@ class KafkaLog:
         """Commit for a group without members; raises Refused if it has some."""
         looker = self._looker(group)
         try:
-            looker.commit(offsets=[_word(c) for c in commits], asynchronous=False)
+            looker.commit(offsets=[_client_commit(c) for c in commits], asynchronous=False)
         except KafkaException as error:
             msg = f"the broker takes no commits for group {group!r}: {error.args[0].str()}"
             raise Refused(msg) from error

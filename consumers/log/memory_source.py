@@ -7,7 +7,7 @@ from rollcall.consumers.log.epochs import UNKNOWN, Epochs
 from rollcall.consumers.log.memory_topics import MemoryTopics
 from rollcall.consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 
-WORD_LIMIT = 4095
+METADATA_LIMIT = 4095
 """Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
 
 
@@ -140,7 +140,7 @@ class MemorySource:
         for commit in commits:
             # Accepted from any member, even for partitions of others: Kafka checks no more than
             # that.
-            if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
+            if self in self._group.members and len(commit.metadata) <= METADATA_LIMIT:
                 self._group.record_commit(self._with_epoch(commit))
             else:
                 self.refused += 1

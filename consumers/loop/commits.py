@@ -79,8 +79,8 @@ class Commits:
         for progress in partitions:
             progress.advance()
             metadata = self.role.commit_metadata(progress) + progress.mark()
-            word = progress.next_offset, metadata
-            if word != progress.committed:
-                progress.committed = word
-                commits.append(Commit(progress.topic, progress.number, *word))
+            commit = progress.next_offset, metadata
+            if commit != progress.committed:
+                progress.committed = commit
+                commits.append(Commit(progress.topic, progress.number, *commit))
         return commits

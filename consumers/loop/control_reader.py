@@ -14,7 +14,7 @@ from rollcall.schemas.topics import Topics
 RETIRED = Control("unknown")
 """The message of a record without a value or an unreadable one: it revokes earlier ones of its
 key, since compaction keeps nothing before it."""
-MOST_WORDS = 100
+MOST_RECORDS = 100
 """Records of one poll: each may be as large as the topic allows, a megabyte."""
 POLLS = 20
 """The most polls in a row, while each of them is full."""
@@ -45,19 +45,19 @@ class ControlReader:
     def poll(self, timeout_s: float = 0.0) -> Iterator[tuple[Record, Control]]:
         """Yield the records that have arrived."""
         for _ in range(POLLS):
-            read = [] if self._held else self._reader.poll(timeout_s, MOST_WORDS)
+            read = [] if self._held else self._reader.poll(timeout_s, MOST_RECORDS)
             self._held.add(read)
             yield from self._ready()
-            if len(read) < MOST_WORDS:
+            if len(read) < MOST_RECORDS:
                 return
 
     def _ready(self) -> Iterator[tuple[Record, Control]]:
-        for record, word in self._held.ready():
-            if isinstance(word, Control):
-                yield record, word
+        for record, order in self._held.ready():
+            if isinstance(order, Control):
+                yield record, order
                 continue
             if self._unreadable is not None and record.value is not None:
-                self._unreadable(record, word)
+                self._unreadable(record, order)
             yield record, RETIRED
 
     def caught_up(self) -> bool:

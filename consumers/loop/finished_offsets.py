@@ -51,9 +51,9 @@ def above_commit(progress: PartitionProgress) -> str:
     """
     bits = _finished(progress)[:BITMAP_BYTES]
     while bits := bits.rstrip(b"\0"):
-        word = "1;" + base64.b64encode(zlib.compress(bits, 9)).decode()
-        if len(word) <= METADATA_BYTES:
-            return word
+        metadata = "1;" + base64.b64encode(zlib.compress(bits, 9)).decode()
+        if len(metadata) <= METADATA_BYTES:
+            return metadata
         bits = bits[: len(bits) * 3 // 4]
     return "1;"
 

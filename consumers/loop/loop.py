@@ -168,8 +168,8 @@ class Loop:
         start = held.committed if held.committed is not None else held.log_start
         progress = PartitionProgress(held.topic, held.partition, start, start, held.log_end)
         progress.topic_id = held.topic_id
-        word, mark = split_metadata(held.metadata)
-        start = self.role.assigned(replace(held, metadata=word), progress)
+        metadata, mark = split_metadata(held.metadata)
+        start = self.role.assigned(replace(held, metadata=metadata), progress)
         progress.suspicion = read_suspicion(mark, self.clock())
         if start < held.log_start and self.accept_truncation:
             start = progress.next_offset = progress.floor = held.log_start

@@ -98,7 +98,7 @@ class AdoptionTurn:
         lost = self._said_at is not None and now - self._said_at > self.turns.lease_ms / 1000
         if self._said_at is None or (lost and not self.turns.is_known(self.server)):
             self._said_at = now
-            self.say(self._word(ADOPTING))
+            self.say(self._order(ADOPTING))
             log.info("adoption_requested", policy_id=self.policy_id)
         return False
 
@@ -106,17 +106,17 @@ class AdoptionTurn:
         """Give the place back, if this server, or an earlier one of this name, requested one."""
         if self._said_at is not None or self.turns.is_known(self.server):
             self._said_at = None
-            self.say(self._word(ADOPTED))
+            self.say(self._order(ADOPTED))
 
     def _follow(self) -> None:
-        for record, word in self.control.poll():
-            self._take(record, word)
+        for record, order in self.control.poll():
+            self._take(record, order)
         if self.control.caught_up():
             self.turns.pass_to(int(self.clock() * 1000))
 
-    def _take(self, record: Record, word: Control) -> None:
-        if word.kind in (ADOPTING, ADOPTED) and word.group_id == self.policy_id:
-            self.turns.apply_order(word.kind, word.worker, record.timestamp_ms)
+    def _take(self, record: Record, order: Control) -> None:
+        if order.kind in (ADOPTING, ADOPTED) and order.group_id == self.policy_id:
+            self.turns.apply_order(order.kind, order.worker, record.timestamp_ms)
 
-    def _word(self, kind: str) -> Control:
+    def _order(self, kind: str) -> Control:
         return Control(kind, group_id=self.policy_id, worker=self.server)

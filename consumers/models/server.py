@@ -338,8 +338,8 @@ class ModelsRole(WorkRole):
 
 
 def _turn(answers: AnswerWriter, policy_id: str, at_once: int) -> AdoptionTurn:
-    def say(word: Control) -> None:
-        write_control(answers.publisher, answers.codec, answers.topics, word, answers.name)
+    def say(order: Control) -> None:
+        write_control(answers.publisher, answers.codec, answers.topics, order, answers.name)
 
     control = ControlReader(answers.log, answers.codec, answers.topics)
     turns = AdoptionTurns(at_once, int(1000 * LEASE_S))

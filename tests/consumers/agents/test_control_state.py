@@ -154,7 +154,7 @@ def test_a_cancelled_rollouts_commands_wait_until_control_is_read(
 
 
 def test_control_records_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_state, "MOST_WORDS", 50)
+    monkeypatch.setattr(control_state, "MOST_RECORDS", 50)
     state = ControlState()
     state.apply_order(Control("pause", run_id="run"))
     with capture_logs() as logs:
@@ -179,7 +179,7 @@ def test_a_cancel_is_retired_with_the_end_of_its_rollout(rig: Rig) -> None:
     rig.settle(loop)
 
     assert [t.status for t in rig.trajectories()] == ["cancelled"]
-    assert role_of(loop).control.words == {}
+    assert role_of(loop).control.records == {}
     rig.log.compact(rig.topics.control, tombstones=True)
     assert rig.log.all(rig.topics.control) == []
 
@@ -193,7 +193,7 @@ def test_old_control_records_are_retired_after_their_requests_are_taken(rig: Rig
 
     loop = rig.agents()
     loop.turn()
-    assert len(role_of(loop).control.words) == 3, "the request has not been taken"
+    assert len(role_of(loop).control.records) == 3, "the request has not been taken"
     rig.settle(loop)
     rig.commit(loop)
     rig.clock.pass_by(RETIRE_EVERY_S)
@@ -201,7 +201,7 @@ def test_old_control_records_are_retired_after_their_requests_are_taken(rig: Rig
     rig.clock.pass_by(1)
     rig.settle(loop)
 
-    assert list(role_of(loop).control.words) == [b"pause/run/still paused"]
+    assert list(role_of(loop).control.records) == [b"pause/run/still paused"]
 
 
 def test_old_control_records_without_keys_are_rewritten_with_keys(rig: Rig) -> None:

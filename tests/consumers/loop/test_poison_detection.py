@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task, user
 from rollcall.consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
-from rollcall.consumers.log.memory_source import WORD_LIMIT
+from rollcall.consumers.log.memory_source import METADATA_LIMIT
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.finished_offsets import METADATA_BYTES, finished_above
 from rollcall.consumers.loop.loop import Loop
@@ -447,7 +447,7 @@ def test_a_suspicion_mark_never_exceeds_its_size_limit(deaths: dict[int, int]) -
     told = Suspicion(ALONE, deaths, alone=2**63 - 1)
 
     assert len(told.mark(0, busy=True)) <= MARK_BYTES
-    assert METADATA_BYTES + MARK_BYTES == WORD_LIMIT
+    assert METADATA_BYTES + MARK_BYTES == METADATA_LIMIT
 
 
 def test_the_longest_watermark_leaves_space_for_a_mark() -> None:

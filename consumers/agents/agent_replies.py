@@ -62,6 +62,11 @@ def _choice(request: AgentRequest, answer: ModelAnswer) -> Choice:
     )
     logprobs = tuple(logprobs_of(answer.logprobs).tolist()) if request.logprobs else None
     return Choice(
-        answer.text, answer.finish_reason, answer.message.tool_calls, answer.sampled_tokens,
-        token_ids, logprobs, answer.stopped_by,
-    )  # fmt: skip
+        answer.text,
+        answer.finish_reason,
+        answer.message.tool_calls,
+        answer.sampled_tokens,
+        token_ids,
+        logprobs,
+        answer.stopped_by,
+    )

@@ -38,14 +38,31 @@ class Conversation:
     """One token sequence that is only ever extended, with the same content as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "hash", "ids", "index", "last", "messages", "misses",
-        "policy_id", "recorded", "samplings", "tools", "untrainable",
-    )  # fmt: skip
+        "answers",
+        "begun",
+        "busy",
+        "hash",
+        "ids",
+        "index",
+        "last",
+        "messages",
+        "misses",
+        "policy_id",
+        "recorded",
+        "samplings",
+        "tools",
+        "untrainable",
+    )
 
     def __init__(
-        self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b"",
-        tools: str | None = "", recorded: Begun | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        policy_id: str,
+        messages: Sequence[Message] = (),
+        begun: bytes = b"",
+        tools: str | None = "",
+        recorded: Begun | None = None,
+    ) -> None:
         self.index = index
         self.policy_id = policy_id
         self.messages: list[Message] = list(messages)

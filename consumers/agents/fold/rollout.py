@@ -43,10 +43,23 @@ class Rollout:
     """One open rollout: its current attempt, and the last decision about it."""
 
     __slots__ = (
-        "admitted", "attempt", "broken", "deadline_written", "decision", "first_offset", "heard_ms",
-        "partition", "phases", "request", "requested_ms", "rules", "runs_ms", "started_ms", "world",
+        "admitted",
+        "attempt",
+        "broken",
+        "deadline_written",
+        "decision",
+        "first_offset",
+        "heard_ms",
+        "partition",
+        "phases",
+        "request",
+        "requested_ms",
+        "rules",
+        "runs_ms",
+        "started_ms",
+        "world",
         "writer",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

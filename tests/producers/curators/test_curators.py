@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcall.producers.curators.curator import Curator, Outcome
-from rollcall.producers.curators.curators import CURATORS, curators_of
-from rollcall.producers.curators.greso import Greso, GresoOptions
-from rollcall.producers.curators.rollout_limits import (
+from rollcall.producers.curators.curators import (
+    CURATORS,
     AdaptiveRollouts,
     LengthCap,
     LengthCapOptions,
+    curators_of,
     rollouts_at,
 )
+from rollcall.producers.curators.greso import Greso, GresoOptions
 from rollcall.producers.curators.task_choice import (
     FilterSolved,
     Paced,

@@ -79,8 +79,11 @@ def template_of(spec: Mapping[str, Any], tokenizer: Any) -> Template:
     All but words may declare `"tools"`, the format in which the policy was taught to call them.
     """
     known: dict[str, Callable[..., Template]] = {
-        "words": _words, "chatml": _chatml, "roles": RoleTemplate, "jinja": JinjaTemplate
-    }  # fmt: skip
+        "words": _words,
+        "chatml": _chatml,
+        "roles": RoleTemplate,
+        "jinja": JinjaTemplate,
+    }
     fields = dict(spec)
     kind = fields.pop("kind", None)
     if kind not in known:
@@ -102,9 +105,15 @@ def _chatml(tokenizer: Any, *, bos: str = "", tools: str = NONE) -> "RoleTemplat
     before = {role: f"<|im_start|>{role}\n" for role in ROLES}
     after = {role: "<|im_end|>\n" for role in ROLES if role != "assistant"}
     return RoleTemplate(
-        tokenizer, bos=bos, before=before, after=after, end="<|im_end|>", glue="\n", tools=tools,
+        tokenizer,
+        bos=bos,
+        before=before,
+        after=after,
+        end="<|im_end|>",
+        glue="\n",
+        tools=tools,
         kind="chatml",
-    )  # fmt: skip
+    )
 
 
 class RoleTemplate:
@@ -116,9 +125,17 @@ class RoleTemplate:
     """
 
     def __init__(
-        self, tokenizer: Any, *, before: Mapping[str, str], after: Mapping[str, str] | None = None,
-        bos: str = "", end: str = "", glue: str = "", tools: str = NONE, kind: str = "roles",
-    ) -> None:  # fmt: skip
+        self,
+        tokenizer: Any,
+        *,
+        before: Mapping[str, str],
+        after: Mapping[str, str] | None = None,
+        bos: str = "",
+        end: str = "",
+        glue: str = "",
+        tools: str = NONE,
+        kind: str = "roles",
+    ) -> None:
         after = after or {}
         spec = {"before": before, "after": after, "bos": bos, "end": end, "glue": glue}
         self.tool_format, self._tools = tools, format_of(tools, tokenizer)

@@ -104,9 +104,13 @@ class BatchKv:
         mask_r1QW = torch.zeros(unseen_r1QW.shape, **self._like)
         mask_r1QW.masked_fill_(unseen_r1QW, torch.finfo(mask_r1QW.dtype).min)
         return self._model(
-            input_ids=self._tensor(ids_rQ), position_ids=position_rQ, attention_mask=mask_r1QW,
-            use_cache=True, logits_to_keep=keep, **{self._cache: cache},
-        ).logits  # fmt: skip
+            input_ids=self._tensor(ids_rQ),
+            position_ids=position_rQ,
+            attention_mask=mask_r1QW,
+            use_cache=True,
+            logits_to_keep=keep,
+            **{self._cache: cache},
+        ).logits
 
     def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> "_Aim":
         """Return the next pass's write slots (column -1 is the spare one) and read range."""
@@ -182,10 +186,16 @@ def _shape(model: Any, cache: str) -> tuple[int, int, int]:
     ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
         layers = getattr(model(input_ids=ids, use_cache=True), cache).layers
-    shapes = {
-        tuple(x.shape) for layer in layers for x in (getattr(layer, "keys", None), layer.values)
-        if x is not None
-    } if all(hasattr(layer, "values") for layer in layers) else set()  # fmt: skip
+    shapes = (
+        {
+            tuple(x.shape)
+            for layer in layers
+            for x in (getattr(layer, "keys", None), layer.values)
+            if x is not None
+        }
+        if all(hasattr(layer, "values") for layer in layers)
+        else set()
+    )
     if len(shapes) != 1:
         msg = (
             f"{type(model).__name__} keeps {sorted(shapes) or 'no keys and values'}; this engine "

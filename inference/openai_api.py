@@ -28,9 +28,13 @@ VERSION = 0
 SEEDS = 1 << 31
 """The bound of seeds; some servers keep a seed in 32 bits."""
 FINISHES = {
-    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
-    "abort": "aborted", "aborted": "aborted",
-}  # fmt: skip
+    "stop": "stop",
+    "tool_calls": "stop",
+    "function_call": "stop",
+    "length": "length",
+    "abort": "aborted",
+    "aborted": "aborted",
+}
 """Our finish reason for each of the server's; any other, or a missing one, is `other`."""
 
 
@@ -113,9 +117,13 @@ class TokenCompletions:
     path = "completions"
 
     def __init__(
-        self, model: str, extra: Mapping[str, Any], tokenizer: Any, template: Template,
+        self,
+        model: str,
+        extra: Mapping[str, Any],
+        tokenizer: Any,
+        template: Template,
         vocabulary: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._extra = model, dict(extra)
         self._tokenizer, self._template = tokenizer, template
         self._vocabulary = vocabulary
@@ -163,9 +171,12 @@ def _drawn(call: ModelCall) -> dict[str, Any]:
     """Return the sampling fields; unset ones are left out, as not every server supports all."""
     sampling = call.sampling
     body: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
-        "top_p": sampling.top_p, "seed": call.seed % SEEDS, "stream": False,
-    }  # fmt: skip
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": call.seed % SEEDS,
+        "stream": False,
+    }
     if sampling.top_k:
         body["top_k"] = sampling.top_k
     if stop := [each for each in sampling.stop if each]:
@@ -177,10 +188,13 @@ def _message(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = [
-            {"id": each.id, "type": "function",
-             "function": {"name": each.name, "arguments": each.arguments}}
+            {
+                "id": each.id,
+                "type": "function",
+                "function": {"name": each.name, "arguments": each.arguments},
+            }
             for each in tool_calls_of(message.tool_calls)
-        ]  # fmt: skip
+        ]
     for name in ("name", "tool_call_id"):
         if value := getattr(message, name):
             fields[name] = value
@@ -238,17 +252,31 @@ def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str
 
 
 def _answer(
-    asked: ServerRequest, choice: Mapping[str, Any], heard: tuple[str, str, str], ids: list[int],
-    logprobs: list[float], template_digest: str, untrainable: str,
-) -> ModelAnswered:  # fmt: skip
+    asked: ServerRequest,
+    choice: Mapping[str, Any],
+    heard: tuple[str, str, str],
+    ids: list[int],
+    logprobs: list[float],
+    template_digest: str,
+    untrainable: str,
+) -> ModelAnswered:
     """Build the answer; `heard` is text, tool calls and stop string."""
     call, (text, calls, stopped_by) = asked.call, heard
     finish = choice.get("finish_reason")
     logprobs = logprobs or [0.0] * len(ids)
     return ModelAnswered(
-        text=text, tool_calls=calls, added_ids=pack_ids(asked.added), token_ids=pack_ids(ids),
-        logprobs=pack_logprobs(logprobs), versions=pack_ids([VERSION] * len(ids)),
+        text=text,
+        tool_calls=calls,
+        added_ids=pack_ids(asked.added),
+        token_ids=pack_ids(ids),
+        logprobs=pack_logprobs(logprobs),
+        versions=pack_ids([VERSION] * len(ids)),
         finish_reason=FINISHES.get(finish, "other") if isinstance(finish, str) else "other",
-        policy_id=call.policy_id, sequence=call.sequence, engine="openai", precision="",
-        template_digest=template_digest, stopped_by=stopped_by, untrainable=untrainable,
-    )  # fmt: skip
+        policy_id=call.policy_id,
+        sequence=call.sequence,
+        engine="openai",
+        precision="",
+        template_digest=template_digest,
+        stopped_by=stopped_by,
+        untrainable=untrainable,
+    )

@@ -74,9 +74,12 @@ class OpenAIClient:
         self._server, self._session = server, session
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T],
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
         left_s: Callable[[], float],
-    ) -> T:  # fmt: skip
+    ) -> T:
         """Send a request and return the answer as parsed by `read`. Raises WorkFailed."""
         tries, bad = 0, 0
         while True:
@@ -103,9 +106,12 @@ class OpenAIClient:
         timeout = aiohttp.ClientTimeout(total=self._server.timeout_s)
         try:
             async with self._session.post(
-                url, json=body, headers=self._server.headers(), timeout=timeout,
+                url,
+                json=body,
+                headers=self._server.headers(),
+                timeout=timeout,
                 allow_redirects=False,
-            ) as response:  # fmt: skip
+            ) as response:
                 said = await _bounded(response)
         except TimeoutError as error:
             msg = f"did not answer within {self._server.timeout_s:g} s"

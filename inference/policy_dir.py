@@ -56,9 +56,14 @@ class Policy:
 
 
 def make_policy(
-    directory: str | Path, *, config: Mapping[str, Any], tokens: Sequence[str] | str,
-    template: Mapping[str, Any], seed: int, precision: str = "float32",
-) -> Path:  # fmt: skip
+    directory: str | Path,
+    *,
+    config: Mapping[str, Any],
+    tokens: Sequence[str] | str,
+    template: Mapping[str, Any],
+    seed: int,
+    precision: str = "float32",
+) -> Path:
     """Write a policy with random weights, which the seed determines bit by bit.
 
     `config` is the content of config.json, with `model_type`. Tokens are words separated by spaces,
@@ -108,9 +113,14 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
         raise Refused(msg)
     precision = str(model.dtype).removeprefix("torch.")
     return Policy(
-        model.eval().requires_grad_(False).to(device), tokenizer, template, precision,
-        context, template.end_ids | _end_ids(model), BaseWeights(load),
-    )  # fmt: skip
+        model.eval().requires_grad_(False).to(device),
+        tokenizer,
+        template,
+        precision,
+        context,
+        template.end_ids | _end_ids(model),
+        BaseWeights(load),
+    )
 
 
 def load_template(directory: Path) -> tuple[Any, Template]:
@@ -163,9 +173,11 @@ def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedT
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = {"bos_token": template.get("bos"), "eos_token": template.get("end")}
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, extra_special_tokens=control, clean_up_tokenization_spaces=False,
+        tokenizer_object=core,
+        extra_special_tokens=control,
+        clean_up_tokenization_spaces=False,
         **{name: token for name, token in ends.items() if token},
-    )  # fmt: skip
+    )
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -193,9 +205,12 @@ def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str)
         msg = f"precision {precision!r}; known are {', '.join(DTYPES)}"
         raise Refused(msg)
     fields = {
-        "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, **config,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": None,
+        **config,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -230,9 +245,11 @@ def _loaded(directory: Path, precision: str | None) -> Any:
     hf_logging.disable_progress_bar()
     # sdpa takes the engine's additive masks and does not materialise attention weights.
     return AutoModelForCausalLM.from_pretrained(
-        directory, local_files_only=True, attn_implementation="sdpa",
+        directory,
+        local_files_only=True,
+        attn_implementation="sdpa",
         dtype=DTYPES[precision] if precision else "auto",
-    )  # fmt: skip
+    )
 
 
 def _end_ids(model: Any) -> frozenset[int]:

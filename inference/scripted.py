@@ -46,9 +46,14 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, policy_id: str, script: Script, *, encode: Callable[[str], Sequence[int]] = utf8,
-        render: Render = contents, version: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        policy_id: str,
+        script: Script,
+        *,
+        encode: Callable[[str], Sequence[int]] = utf8,
+        render: Render = contents,
+        version: int = 0,
+    ) -> None:
         self.policy_id = policy_id
         self.version = version
         self.wait_s = 0.0
@@ -119,10 +124,17 @@ class ScriptedEngine:
         content, calls = calls_in(TOOLS if call.tools else NONE, text, call.command_id)
         count = min(len(ids), limit)
         return ModelAnswered(
-            text=content, tool_calls=calls, added_ids=pack_ids(added),
+            text=content,
+            tool_calls=calls,
+            added_ids=pack_ids(added),
             token_ids=pack_ids(ids[:limit]),
-            logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
-            finish_reason="stop" if len(ids) <= limit > 0 else "length", policy_id=call.policy_id,
-            sequence=call.sequence, engine="scripted", precision="float32",
-            template_digest=self._template_digest, stopped_by=stopped_by,
-        )  # fmt: skip
+            logprobs=pack_logprobs([LOGPROB] * count),
+            versions=pack_ids([self.version] * count),
+            finish_reason="stop" if len(ids) <= limit > 0 else "length",
+            policy_id=call.policy_id,
+            sequence=call.sequence,
+            engine="scripted",
+            precision="float32",
+            template_digest=self._template_digest,
+            stopped_by=stopped_by,
+        )

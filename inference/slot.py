@@ -99,9 +99,11 @@ def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:
     prefix = ids_of(call.prefix_ids or b"").tolist()
     _check_ids(prefix, call.policy_id, policy.model.config.vocab_size)
     added = policy.template.render(
-        call.messages, first=not prefix, tools=call.tools,
+        call.messages,
+        first=not prefix,
+        tools=call.tools,
         ended=bool(prefix) and prefix[-1] in policy.template.end_ids,
-    )  # fmt: skip
+    )
     tokens = prefix + added
     counted = not call.sampling.max_tokens
     room = policy.context - len(tokens)

@@ -65,13 +65,20 @@ def answer_of(
     said, stopped_by = _said(row, policy, decode, sampled)
     text, calls = calls_in(tools, said, row.call.command_id)
     return ModelAnswered(
-        text=text, tool_calls=calls, added_ids=pack_ids(row.added),
-        token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
-        versions=pack_ids(row.versions), finish_reason=row.finish,
-        policy_id=row.call.policy_id, sequence=row.call.sequence, engine=engine,
-        precision=policy.precision, template_digest=policy.template.digest,
+        text=text,
+        tool_calls=calls,
+        added_ids=pack_ids(row.added),
+        token_ids=pack_ids(sampled),
+        logprobs=pack_logprobs(row.logprobs),
+        versions=pack_ids(row.versions),
+        finish_reason=row.finish,
+        policy_id=row.call.policy_id,
+        sequence=row.call.sequence,
+        engine=engine,
+        precision=policy.precision,
+        template_digest=policy.template.digest,
         stopped_by=stopped_by,
-    )  # fmt: skip
+    )
 
 
 def _said(row: Slot, policy: Policy, decode: Decoder, sampled: Sequence[int]) -> tuple[str, str]:

@@ -66,10 +66,17 @@ class TransformersEngine:
     """
 
     def __init__(
-        self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
-        max_cache_bytes: int = 1 << 30, threads: int | None = None, policy: Policy | None = None,
+        self,
+        policy_id: str,
+        directory: str | Path,
+        *,
+        device: str = "cpu",
+        max_batch: int = 128,
+        max_cache_bytes: int = 1 << 30,
+        threads: int | None = None,
+        policy: Policy | None = None,
         exact: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.policy_id = policy_id
@@ -123,9 +130,14 @@ class TransformersEngine:
         keys and values."""
         policy = replace(self.policy, model=same_weights(self.policy.model))
         replica = TransformersEngine(
-            self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
-            max_cache_bytes=self._max_bytes // 2, policy=policy, exact=self._exact,
-        )  # fmt: skip
+            self.policy_id,
+            "",
+            device=str(self._device),
+            max_batch=self._max_batch,
+            max_cache_bytes=self._max_bytes // 2,
+            policy=policy,
+            exact=self._exact,
+        )
         replica.held, replica._adopted = HeldWeights(keeps=False), self._adopted
         return replica
 
@@ -275,9 +287,12 @@ class TransformersEngine:
         top_k_R = np.fromiter((s.top_k for s in sampling), np.int64, count)
         top_p_R = np.fromiter((s.top_p for s in sampling), np.float32, count)
         return draw(
-            logits_RV, self._tensor(temperature_R), self._tensor(top_k_R), self._tensor(top_p_R),
+            logits_RV,
+            self._tensor(temperature_R),
+            self._tensor(top_k_R),
+            self._tensor(top_p_R),
             self._tensor(uniforms(seed_R, count_R)),
-        )  # fmt: skip
+        )
 
     def _ended(self) -> list[EngineAnswer]:
         ended = [index for index, row in enumerate(self._rows) if row.finish]

@@ -80,15 +80,20 @@ class VllmCore:
         self.close = weakref.finalize(self, _end, self._running, self._loop)
         """End vLLM's processes; no other method may be called afterwards."""
 
-    def submit(self, ids: Sequence[int], sampling: Sampling, limit: int, seed: int,
-               stop_ids: Sequence[int]) -> int:  # fmt: skip
+    def submit(
+        self, ids: Sequence[int], sampling: Sampling, limit: int, seed: int, stop_ids: Sequence[int]
+    ) -> int:
         """Begin to sample after these ids; return the ticket that names the request in `news`."""
         self._count += 1
         ticket = self._count
         asked = self._params(
-            max_tokens=limit, temperature=sampling.temperature, top_p=sampling.top_p,
-            top_k=sampling.top_k, seed=seed, stop_token_ids=list(stop_ids),
-        )  # fmt: skip
+            max_tokens=limit,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            stop_token_ids=list(stop_ids),
+        )
         self._loop.call_soon_threadsafe(self._begin, ticket, list(ids), asked)
         return ticket
 
@@ -127,15 +132,23 @@ class VllmCore:
         from rollcall.inference.vllm_worker import TiedExecutor
 
         options = self._options
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-            model=str(options.directory), skip_tokenizer_init=True, dtype=options.precision,
-            max_model_len=options.context, max_num_seqs=options.max_batch,
-            kv_cache_memory_bytes=options.cache_bytes, enforce_eager=True,
-            enable_chunked_prefill=False,  # a part of a seeded prompt ends it: no offsets on a CPU
-            logprobs_mode="processed_logprobs", disable_log_stats=True,
-            worker_extension_cls="rollcall.inference.vllm_worker.InPlaceWeights",
-            distributed_executor_backend=TiedExecutor,
-        ))  # fmt: skip
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(options.directory),
+                skip_tokenizer_init=True,
+                dtype=options.precision,
+                max_model_len=options.context,
+                max_num_seqs=options.max_batch,
+                kv_cache_memory_bytes=options.cache_bytes,
+                enforce_eager=True,
+                # A part of a seeded prompt ends vLLM on a CPU: its generator takes no offset.
+                enable_chunked_prefill=False,
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+                worker_extension_cls="rollcall.inference.vllm_worker.InPlaceWeights",
+                distributed_executor_backend=TiedExecutor,
+            )
+        )
         self._running.append(llm)
         count = max(1, min(WARM_TOKENS, options.context - 1))
         async for _ in self._sampled([0] * count, self._params(max_tokens=1), "warm"):
@@ -231,9 +244,12 @@ def _prepare(options: CoreOptions) -> None:
     no compiler. Seen with 0.32.
     """
     for name, value in {
-        "OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(options.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
         "TORCH_COMPILE_DISABLE": "1",
-    }.items():  # fmt: skip
+    }.items():
         os.environ.setdefault(name, value)
     os.environ[OWNER] = str(os.getpid())

@@ -65,10 +65,17 @@ class VllmEngine:
     """
 
     def __init__(
-        self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
-        max_cache_bytes: int = 1 << 30, threads: int | None = None,
-        start: Callable[[CoreOptions], VllmCore] = VllmCore, beside: SharedVllm | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy_id: str,
+        directory: str | Path,
+        *,
+        device: str = "cpu",
+        max_batch: int = 128,
+        max_cache_bytes: int = 1 << 30,
+        threads: int | None = None,
+        start: Callable[[CoreOptions], VllmCore] = VllmCore,
+        beside: SharedVllm | None = None,
+    ) -> None:
         require_vllm(device)
         self.policy_id = policy_id
         self.version = -1
@@ -80,9 +87,13 @@ class VllmEngine:
         # Only the model's config is needed from here on; vLLM has the weights.
         self.policy = replace(whole, model=SimpleNamespace(config=whole.model.config))
         options = CoreOptions(
-            Path(directory), whole.precision, whole.context, max_batch, max_cache_bytes,
+            Path(directory),
+            whole.precision,
+            whole.context,
+            max_batch,
+            max_cache_bytes,
             threads or 1,
-        )  # fmt: skip
+        )
         self._shared = beside or SharedVllm(options, start)
         self._held = HeldWeights()
         self._files = TemporaryDirectory(prefix="rollcall-vllm-")

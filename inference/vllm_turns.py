@@ -34,9 +34,11 @@ class SharedVllm:
     """A vLLM and the engine whose turn it is; `start` makes it when weights are first staged."""
 
     def __init__(
-        self, options: CoreOptions, start: Callable[[CoreOptions], VllmCore],
+        self,
+        options: CoreOptions,
+        start: Callable[[CoreOptions], VllmCore],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options = options
         self.core: VllmCore | None = None
         self._make = start

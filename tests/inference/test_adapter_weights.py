@@ -42,9 +42,16 @@ def publish(
 ) -> PolicyVersion:
     file = write_weights((directory / "weights").as_uri(), number, tensors, by_tensor=True)
     return PolicyVersion(
-        "policy", number, number - 1, "run", number, file.weights_digest, file, pack_ids(CANARY),
+        "policy",
+        number,
+        number - 1,
+        "run",
+        number,
+        file.weights_digest,
+        file,
+        pack_ids(CANARY),
         canary,
-    )  # fmt: skip
+    )
 
 
 def adapted(directory: Path, config: str, number: int) -> tuple[PolicyVersion, PolicyVersion]:
@@ -127,9 +134,13 @@ def test_adapters_and_full_weights_can_follow_one_another(tmp_path: Path) -> Non
 
 def test_an_adapter_in_a_bfloat16_directory_matches_the_trainers_base(tmp_path: Path) -> None:
     directory = make_policy(
-        tmp_path / "p", config=policies.CONFIGS["llama"] | {"vocab_size": 32}, tokens="lake",
-        template=policies.WORDS, seed=3, precision="bfloat16",
-    )  # fmt: skip
+        tmp_path / "p",
+        config=policies.CONFIGS["llama"] | {"vocab_size": 32},
+        tokens="lake",
+        template=policies.WORDS,
+        seed=3,
+        precision="bfloat16",
+    )
     engine = TransformersEngine("policy", directory)
 
     policies.take(engine, adapted(directory, "llama", 1)[0])

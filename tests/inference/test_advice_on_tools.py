@@ -59,9 +59,12 @@ SPECS: dict[str, dict[str, Any]] = {
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokens = TOKENS if request.param == "can write the marks" else SHORT
     directory = make_policy(
-        tmp_path_factory.mktemp("advice") / "p", config={**GPT2, "vocab_size": len(tokens)},
-        tokens=tokens, template={"kind": "chatml"}, seed=0,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("advice") / "p",
+        config={**GPT2, "vocab_size": len(tokens)},
+        tokens=tokens,
+        template={"kind": "chatml"},
+        seed=0,
+    )
     tokenizer = load_policy(directory).tokenizer
     tokenizer.eos_token = "<|im_end|>"
     return tokenizer

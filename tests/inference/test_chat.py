@@ -31,9 +31,12 @@ PLAIN_TEXT = st.text(st.sampled_from([chr(code) for code in range(32, 60)]), max
 @pytest.fixture(scope="module")
 def tokenizers(lake: Path, writer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     chat = make_policy(
-        tmp_path_factory.mktemp("policies") / "chat", config={**GPT2, "vocab_size": len(CONTROL)},
-        tokens=CONTROL, template={"kind": "chatml"}, seed=0,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("policies") / "chat",
+        config={**GPT2, "vocab_size": len(CONTROL)},
+        tokens=CONTROL,
+        template={"kind": "chatml"},
+        seed=0,
+    )
     found = {"words": lake, "characters": writer, "chatml": chat, "jinja": chat}
     return {name: load_policy(directory).tokenizer for name, directory in found.items()}
 
@@ -122,9 +125,14 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tokenizers: dict) -> Non
 
 @pytest.mark.parametrize(
     "spec",
-    [{}, {"kind": "nonsense"}, {"kind": "words"}, {"kind": "chatml", "boss": "x"},
-     {"kind": "roles", "before": {"user": ""}}],
-)  # fmt: skip
+    [
+        {},
+        {"kind": "nonsense"},
+        {"kind": "words"},
+        {"kind": "chatml", "boss": "x"},
+        {"kind": "roles", "before": {"user": ""}},
+    ],
+)
 def test_an_invalid_template_spec_is_refused(tokenizers: dict, spec: dict) -> None:
     with pytest.raises(Refused, match="template"):
         template_of(spec, tokenizers["chatml"])

@@ -93,8 +93,10 @@ def test_a_template_without_matching_tokens_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match=r"tiny\.gguf: "):
         make_gguf_policy(
-            tmp_path / "tiny.gguf", tmp_path / "out",
-            template={"kind": "roles", "before": {"assistant": ""}, "end": "abc"}, kept={},
-        )  # fmt: skip
+            tmp_path / "tiny.gguf",
+            tmp_path / "out",
+            template={"kind": "roles", "before": {"assistant": ""}, "end": "abc"},
+            kept={},
+        )
 
     assert not (tmp_path / "out").exists()

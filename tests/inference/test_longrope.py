@@ -14,13 +14,21 @@ from tests.support.policies import ROTARY, WORDS, call, run, take, version_of
 SHORT, LONG = 48, 96
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [16.0] * 4}
 PHI3 = {
-    **ROTARY, "model_type": "phi3", "vocab_size": 32, "eos_token_id": None, "pad_token_id": 0,
-    "bos_token_id": 0, "max_position_embeddings": LONG, "original_max_position_embeddings": SHORT,
+    **ROTARY,
+    "model_type": "phi3",
+    "vocab_size": 32,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "max_position_embeddings": LONG,
+    "original_max_position_embeddings": SHORT,
     "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 10_000.0,
-        "original_max_position_embeddings": SHORT, **FACTORS,
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": SHORT,
+        **FACTORS,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -52,10 +60,20 @@ def test_a_too_long_row_is_refused_without_affecting_its_neighbour(phi3: Path) -
     ("fields", "used"),
     [
         ({"max_position_embeddings": 64}, 64),
-        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "linear", "factor": 2.0,
-          "rope_theta": 1e4, "original_max_position_embeddings": 8}}, 64),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "factor": 2.0,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 8,
+                },
+            },
+            64,
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_models_are_served_to_their_last_position(
     fields: dict[str, object], used: int
 ) -> None:

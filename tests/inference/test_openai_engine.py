@@ -81,11 +81,21 @@ def test_a_conversation_is_reconstructed_as_messages_from_its_ids(server: MockSe
     assert path == "chat/completions"
     sent = asked["messages"]
     assert [each["role"] for each in sent] == [
-        "system", "user", "assistant", "user", "assistant", "tool",
-    ]  # fmt: skip
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+    ]
     assert [each["content"] for each in sent] == [
-        "Be brief.", "é?", "yes", "go on", "", "a.txt",
-    ]  # fmt: skip
+        "Be brief.",
+        "é?",
+        "yes",
+        "go on",
+        "",
+        "a.txt",
+    ]
     (told,) = tool_calls_of(answers[1].tool_calls)
     assert (told.name, told.arguments, told.id.startswith("call_")) == ("ls", '{"a":1}', True)
     assert sent[4]["tool_calls"][0]["id"] == told.id
@@ -222,9 +232,13 @@ def test_text_of_a_server_without_ids_is_encoded_locally(server: MockServer, lak
     ],
 )
 def test_a_permanent_error_is_reported_at_once_in_one_line(
-    server: MockServer, monkeypatch: pytest.MonkeyPatch,
-    status: int, said: Any, code: str, words: str,
-) -> None:  # fmt: skip
+    server: MockServer,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    said: Any,
+    code: str,
+    words: str,
+) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     server.speak = saying(Reply(said, status))
 
@@ -239,11 +253,25 @@ def test_a_permanent_error_is_reported_at_once_in_one_line(
 
 
 BROKEN = [
-    b"", b"{", b"null", b"[]", b"<html>hello</html>", b"data: {}\n\n", {}, {"choices": []},
-    {"choices": [None]}, {"choices": {}}, {"choices": [{}]}, {"choices": [{"message": "x"}]},
-    chat(["x"]), chat(7), chat("x", tool_calls=7), chat("x", tool_calls=[{}]),
-    chat("x", tool_calls=[{"function": {"name": 1, "arguments": "{}"}}]), b"[" * 100_000,
-]  # fmt: skip
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"<html>hello</html>",
+    b"data: {}\n\n",
+    {},
+    {"choices": []},
+    {"choices": [None]},
+    {"choices": {}},
+    {"choices": [{}]},
+    {"choices": [{"message": "x"}]},
+    chat(["x"]),
+    chat(7),
+    chat("x", tool_calls=7),
+    chat("x", tool_calls=[{}]),
+    chat("x", tool_calls=[{"function": {"name": 1, "arguments": "{}"}}]),
+    b"[" * 100_000,
+]
 
 
 @pytest.mark.parametrize("reply", BROKEN, ids=lambda reply: str(reply)[:30])
@@ -339,9 +367,16 @@ def test_deadlines_follow_the_clock_of_the_log(server: MockServer) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("", 0), ("soon", 0), ("-5", 0), ("2.5", 2.5), ("1e999", 1e9), ("nan", 0),
-     ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
-)  # fmt: skip
+    [
+        ("", 0),
+        ("soon", 0),
+        ("-5", 0),
+        ("2.5", 2.5),
+        ("1e999", 1e9),
+        ("nan", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+    ],
+)
 def test_retry_after_is_a_number_of_seconds(value: str, seconds: float) -> None:
     assert _after_s({"Retry-After": value}) == seconds
 

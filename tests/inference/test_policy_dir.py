@@ -50,8 +50,12 @@ def test_a_policy_that_cannot_be_made_leaves_no_files(tmp_path: Path) -> None:
 def test_tokenizers_are_read_from_disk_unchanged(tmp_path: Path, model: str) -> None:
     config = CONFIGS[model]
     words = make(tmp_path / "words", config={**config, "vocab_size": 32})
-    letters = make(tmp_path / "letters", config={**config, "vocab_size": 128},
-                   tokens="characters", template=CHARACTERS)  # fmt: skip
+    letters = make(
+        tmp_path / "letters",
+        config={**config, "vocab_size": 128},
+        tokens="characters",
+        template=CHARACTERS,
+    )
 
     tokenizer = load_policy(words).tokenizer
     assert tokenizer.encode("s7 no L", add_special_tokens=False) == [14, 6, 2]
@@ -86,9 +90,14 @@ def test_bfloat16_weights_stay_bfloat16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"tokens": "nonsense"}, {"tokens": ["a", "a"]}, {"config": {**GPT2, "vocab_size": 3}},
-     {"precision": "int3"}, {"config": {"model_type": "nonsense"}}],
-)  # fmt: skip
+    [
+        {"tokens": "nonsense"},
+        {"tokens": ["a", "a"]},
+        {"config": {**GPT2, "vocab_size": 3}},
+        {"precision": "int3"},
+        {"config": {"model_type": "nonsense"}},
+    ],
+)
 def test_invalid_arguments_are_refused(tmp_path: Path, wrong: dict) -> None:
     with pytest.raises(Refused):
         make(tmp_path / "wrong", **wrong)

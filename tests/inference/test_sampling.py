@@ -16,9 +16,12 @@ def sample(
     seeds = np.arange(rows, dtype=np.uint64)
     noise = torch.from_numpy(uniforms(seeds, np.zeros_like(seeds)))
     return draw(
-        LOGITS.expand(rows, -1), torch.full((rows,), temperature), torch.full((rows,), top_k),
-        torch.full((rows,), top_p), noise,
-    )  # fmt: skip
+        LOGITS.expand(rows, -1),
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p),
+        noise,
+    )
 
 
 def expected(temperature: float, top_k: int, top_p: float) -> torch.Tensor:
@@ -104,8 +107,11 @@ def test_the_largest_noise_picks_a_possible_token() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf]])
 
     tokens, _ = draw(
-        logits, torch.ones(1), torch.zeros(1, dtype=torch.long), torch.ones(1),
+        logits,
+        torch.ones(1),
+        torch.zeros(1, dtype=torch.long),
+        torch.ones(1),
         torch.tensor([1 - 2.0**-53], dtype=torch.float64),
-    )  # fmt: skip
+    )
 
     assert tokens == [1]

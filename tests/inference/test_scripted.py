@@ -96,9 +96,21 @@ def test_the_same_request_of_another_rollout_is_found_by_its_body() -> None:
     engine = recorded((asked, "L"))
 
     elsewhere = ModelCall(
-        "another", 3, 5, 0, b"id", asked.body_digest, 0, 0, "sample", "policy", 0, (),
-        asked.sampling, 0,
-    )  # fmt: skip
+        "another",
+        3,
+        5,
+        0,
+        b"id",
+        asked.body_digest,
+        0,
+        0,
+        "sample",
+        "policy",
+        0,
+        (),
+        asked.sampling,
+        0,
+    )
 
     assert body(engine, elsewhere).text == "L"
 

@@ -19,8 +19,16 @@ from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import CHARACTERS, GPT2, WORDS
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "[INST]"]
-OTHER = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
-         "</tool_response>", "<h1>", "Überwort"]  # fmt: skip
+OTHER = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<h1>",
+    "Überwort",
+]
 SPACES = ["    ", "\t\t"]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -56,8 +64,16 @@ def bytes_merged() -> Tokenizer:
     """Byte-level BPE, of which the vocabulary spells control tokens too, as some do."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, "th", "in", "im", "<|", "|>", "ink", "think", "</", *OTHER[:4]]
-    merges = [("t", "h"), ("i", "n"), ("i", "m"), ("<", "|"), ("|", ">"), ("in", "k"),
-              ("th", "ink"), ("<", "/")]  # fmt: skip
+    merges = [
+        ("t", "h"),
+        ("i", "n"),
+        ("i", "m"),
+        ("<", "|"),
+        ("|", ">"),
+        ("in", "k"),
+        ("th", "ink"),
+        ("<", "/"),
+    ]
     known = {word: number for number, word in enumerate(words)}
     core = Tokenizer(models.BPE(known, merges, ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,8 +90,13 @@ def folded() -> Tokenizer:
 
 def pieces() -> Tokenizer:
     """Unigram, whose vocabulary holds control tokens as pieces."""
-    scored = [("<unk>", 0.0), *((chr(code), -5.0) for code in range(9, 127)), ("▁", -5.0),
-              ("Ü", -5.0), *((spelling, 0.0) for spelling in (*SPECIAL, *OTHER))]  # fmt: skip
+    scored = [
+        ("<unk>", 0.0),
+        *((chr(code), -5.0) for code in range(9, 127)),
+        ("▁", -5.0),
+        ("Ü", -5.0),
+        *((spelling, 0.0) for spelling in (*SPECIAL, *OTHER)),
+    ]
     core = Tokenizer(models.Unigram(scored, unk_id=0))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     core.decoder = decoders.Metaspace(prepend_scheme="never")
@@ -83,8 +104,11 @@ def pieces() -> Tokenizer:
 
 
 CORES: dict[str, Callable[[], Tokenizer]] = {
-    "characters": characters, "bytes": bytes_merged, "folded": folded, "pieces": pieces,
-}  # fmt: skip
+    "characters": characters,
+    "bytes": bytes_merged,
+    "folded": folded,
+    "pieces": pieces,
+}
 
 
 @dataclass
@@ -113,10 +137,26 @@ def by_name() -> dict[str, Made]:
 
 
 TEXTS = st.lists(
-    st.sampled_from([*SPECIAL, *OTHER, *SPACES, "<|im_", "end|>", "</", "think>", "<TOOL_CALL>",
-                     "\N{FULLWIDTH LESS-THAN SIGN}think>", " a b", "\n", "zq7xk", "-0-", "<"]),
+    st.sampled_from(
+        [
+            *SPECIAL,
+            *OTHER,
+            *SPACES,
+            "<|im_",
+            "end|>",
+            "</",
+            "think>",
+            "<TOOL_CALL>",
+            "\N{FULLWIDTH LESS-THAN SIGN}think>",
+            " a b",
+            "\n",
+            "zq7xk",
+            "-0-",
+            "<",
+        ]
+    ),
     max_size=5,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 def conversation(text: str, *, tools: bool) -> tuple[list[Message], str]:

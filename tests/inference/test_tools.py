@@ -29,9 +29,12 @@ OBJECTS = st.dictionaries(TEXTS, st.integers() | st.booleans() | TEXTS, max_size
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     config = {**GPT2, "vocab_size": len(CONTROL)}
     directory = make_policy(
-        tmp_path_factory.mktemp("policies") / "tools", config=config, tokens=CONTROL,
-        template={"kind": "chatml", "tools": "hermes"}, seed=0,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("policies") / "tools",
+        config=config,
+        tokens=CONTROL,
+        template={"kind": "chatml", "tools": "hermes"},
+        seed=0,
+    )
     policy = load_policy(directory)
     assert policy.template.tool_format == "hermes"
     return policy.tokenizer
@@ -84,14 +87,23 @@ def test_text_around_tool_calls_is_the_content(text: str, content: str, names: l
 @pytest.mark.parametrize(
     "inner",
     [
-        "", "{", "[]", "5", '{"name": "bash"}', '{"name": 5, "arguments": {}}',
-        '{"name": "", "arguments": {}}', '{"name": "bash", "arguments": "ls"}',
-        '{"name": "bash", "arguments": [1]}', '{"name": "bash", "arguments": {"a": NaN}}',
-        '{"name": "bash", "arguments": {"a": "\\ud800"}}', "{'name': 'bash', 'arguments': {}}",
-        '{"name": "bash", "arguments": {}} and more', '{"name": "bash", "arguments": {}',
+        "",
+        "{",
+        "[]",
+        "5",
+        '{"name": "bash"}',
+        '{"name": 5, "arguments": {}}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "bash", "arguments": "ls"}',
+        '{"name": "bash", "arguments": [1]}',
+        '{"name": "bash", "arguments": {"a": NaN}}',
+        '{"name": "bash", "arguments": {"a": "\\ud800"}}',
+        "{'name': 'bash', 'arguments': {}}",
+        '{"name": "bash", "arguments": {}} and more',
+        '{"name": "bash", "arguments": {}',
         '{"name": "bash", "arguments": {"a": ' + "[" * 3000 + "]" * 3000 + "}}",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("close", ["</tool_call>", ""])
 def test_unparsable_tool_calls_stay_content(inner: str, close: str) -> None:
     text = f" I try <tool_call>\n{inner}\n{close} "
@@ -143,9 +155,12 @@ def test_calls_and_results_are_rendered_in_the_declared_format(tokenizer: Any) -
     calls = tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')])
 
     text = rendered(
-        template, tokenizer, Message("user", "Hi"), Message("assistant", "I look.", calls),
+        template,
+        tokenizer,
+        Message("user", "Hi"),
+        Message("assistant", "I look.", calls),
         Message("tool", "a.txt", "", "c"),
-    )  # fmt: skip
+    )
 
     assert text == (
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nI look.\n<tool_call>\n"

@@ -16,13 +16,20 @@ from rollcall.inference.traced_loading import digest_of, load_and_prove
 from rollcall.schemas.errors import WorkFailed
 
 WIDE, ROWS, PADDED = 6, 10, 16
-FUSED = {"q": ("qkv", 0, 4), "k": ("qkv", 4, 2), "v": ("qkv", 6, 2), "gate": ("gate_up", 0, 3),
-         "up": ("gate_up", 3, 3)}  # fmt: skip
+FUSED = {
+    "q": ("qkv", 0, 4),
+    "k": ("qkv", 4, 2),
+    "v": ("qkv", 6, 2),
+    "gate": ("gate_up", 0, 3),
+    "up": ("gate_up", 3, 3),
+}
 """Where a published tensor lies: which of the model's own, from which row, how many rows."""
 PUBLISHED = {
     **{name: (rows, WIDE) for name, (_, _, rows) in FUSED.items()},
-    "embed": (ROWS, WIDE), "turned": (WIDE, 5), "norm": (WIDE,),
-}  # fmt: skip
+    "embed": (ROWS, WIDE),
+    "turned": (WIDE, 5),
+    "norm": (WIDE,),
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
 
@@ -32,8 +39,13 @@ class Fusing(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        shapes = {"qkv": (8, WIDE), "gate_up": (6, WIDE), "embed": (PADDED, WIDE),
-                  "turned": (5, WIDE), "norm": (WIDE,)}  # fmt: skip
+        shapes = {
+            "qkv": (8, WIDE),
+            "gate_up": (6, WIDE),
+            "embed": (PADDED, WIDE),
+            "turned": (5, WIDE),
+            "norm": (WIDE,),
+        }
         for name, shape in shapes.items():
             tensor = torch.full(shape, 7.0, dtype=dtype)
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))

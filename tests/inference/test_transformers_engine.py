@@ -65,11 +65,13 @@ def test_batched_cached_and_full_forward_agree(family: Path) -> None:
     # (some begin with another token than the padding, which would hide what padding overwrites)
     calls = [
         call(
-            f"r{n}", said=" ".join(["s1"] * (1 + 3 * n)), max_tokens=1 + n % 5,
+            f"r{n}",
+            said=" ".join(["s1"] * (1 + 3 * n)),
+            max_tokens=1 + n % 5,
             prefix=pack_ids([5, 9] if n % 3 else []),
         )
         for n in range(9)
-    ]  # fmt: skip
+    ]
 
     for turn in range(3):
         # When they are answered side by side, each turn after the one before
@@ -343,9 +345,14 @@ def test_max_tokens_is_limited_to_the_remaining_context(lake: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_k": -1},
-     {"max_tokens": -1}],
-)  # fmt: skip
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"max_tokens": -1},
+    ],
+)
 def test_invalid_sampling_options_fail_one_call_only(lake: Path, wrong: dict[str, float]) -> None:
     engine = serving(lake)
 

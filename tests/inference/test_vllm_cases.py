@@ -24,8 +24,12 @@ def collected(path: str) -> list[tuple[str, str]]:
     """The cases of a file, each after its mark of vLLM's or a dash."""
     done = subprocess.run(
         [sys.executable, "-c", COLLECT, path],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     told = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("case ")]
     return [(mark, case) for _, mark, case in told]
 

@@ -163,8 +163,9 @@ def test_vllm_processes_end_if_their_owner_is_killed(lake: Path, tmp_path: Path,
     try:
         until(
             lambda: ready.exists() if when == "when it serves" else len(owned_by(owner.pid)) > 1,
-            IMPORT_S, lambda: (tmp_path / "log").read_text()[-2000:],
-        )  # fmt: skip
+            IMPORT_S,
+            lambda: (tmp_path / "log").read_text()[-2000:],
+        )
     finally:
         owner.kill()
         owner.wait()
@@ -219,9 +220,13 @@ def test_an_engine_with_a_killed_vllm_reports_it_and_ends(serving: VllmEngine) -
     ],
 )
 def test_missing_vllm_requirements_are_explained_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool, device: str, flags: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    installed: bool,
+    device: str,
+    flags: str,
     said: str,
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags\t: fpu {flags}\n")
     monkeypatch.setattr(vllm_place, "CPU_INFO", tmp_path / "cpuinfo")
     spec = ModuleSpec("vllm", None) if installed else None

@@ -69,16 +69,38 @@ def server(lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     (folder / "chat.jinja").write_text(TEMPLATE)
     port = free_port(())
     words = [
-        *GUARDED, str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(lake),
-        "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY,
-        "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "16",
-        "--kv-cache-memory-bytes", str(64 << 20), "--chat-template", str(folder / "chat.jinja"),
-    ]  # fmt: skip
+        *GUARDED,
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(lake),
+        "--served-model-name",
+        "m",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--api-key",
+        KEY,
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--max-num-seqs",
+        "16",
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--chat-template",
+        str(folder / "chat.jinja"),
+    ]
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
         "TORCH_COMPILE_DISABLE": "1",  # it needs a compiler else, and a minute for a first token
-    }  # fmt: skip
+    }
     process = spawn(words, folder / "log", environment=environment)
     server = Server(f"http://127.0.0.1:{port}/v1", process, folder / "log")
     try:
@@ -98,14 +120,21 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def asking(
-    server: Server, monkeypatch: pytest.MonkeyPatch, directory: Path | None = None, *,
-    key: str = KEY, model: str = "m",
-) -> Engine:  # fmt: skip
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path | None = None,
+    *,
+    key: str = KEY,
+    model: str = "m",
+) -> Engine:
     monkeypatch.setenv(KEY_ENV, key)
     options = OpenAISettings(
-        base_url=server.url, model=model, api_key_env=KEY_ENV, retries=0,
+        base_url=server.url,
+        model=model,
+        api_key_env=KEY_ENV,
+        retries=0,
         api="completions" if directory else "chat",
-    )  # fmt: skip
+    )
     return server_engine("policy", directory, ModelsSettings(openai=options))
 
 
@@ -122,11 +151,19 @@ def test_the_servers_samples_are_accepted_with_ids_and_are_trainable(
         assert isinstance(answered, ModelAnswered), answered
         assert (answered.untrainable, answered.engine) == ("", "openai")
         ids, sampled = tokens(after(one, answered)), tokens(answered.token_ids)
-        said = server.ask("completions", {
-            "model": "m", "prompt": tokens(answered.added_ids), "max_tokens": 12, "logprobs": 1,
-            "temperature": 1.0, "top_p": 1.0, "seed": one.seed % (1 << 31),
-            "return_token_ids": True,
-        })["choices"][0]  # fmt: skip
+        said = server.ask(
+            "completions",
+            {
+                "model": "m",
+                "prompt": tokens(answered.added_ids),
+                "max_tokens": 12,
+                "logprobs": 1,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "seed": one.seed % (1 << 31),
+                "return_token_ids": True,
+            },
+        )["choices"][0]
         assert said["token_ids"] == sampled
         assert said["prompt_token_ids"] == tokens(answered.added_ids)
         found = torch.from_numpy(logprobs_of(answered.logprobs).copy())
@@ -177,9 +214,14 @@ def test_the_chat_endpoint_gives_text_without_ids(
     ],
 )
 def test_a_refusal_of_the_server_fails_the_call_permanently(
-    server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str], sampling: dict[str, Any], code: str, words: str,
-) -> None:  # fmt: skip
+    server: Server,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    sampling: dict[str, Any],
+    code: str,
+    words: str,
+) -> None:
     engine = asking(server, monkeypatch, lake, **given)
 
     failed = failure(engine, call(**sampling))

@@ -36,10 +36,13 @@ APART = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield make_policy(
-        tmp_path_factory.mktemp("policies") / "llama", tokens="lake", template=WORDS, seed=3,
+        tmp_path_factory.mktemp("policies") / "llama",
+        tokens="lake",
+        template=WORDS,
+        seed=3,
         config=CONFIGS["llama"] | HEADS | {"vocab_size": 32, "eos_token_id": None},
         precision="bfloat16",
-    )  # fmt: skip
+    )
     CORES.close()
 
 
@@ -65,9 +68,16 @@ def version(policy: Path, number: int) -> PolicyVersion:
     file = write_weights((policy / "weights").as_uri(), number, raw)
     rows = zip(logprobs(model.float(), CANARY), CANARY[1:], strict=True)
     return PolicyVersion(
-        "policy", number, number - 1, "run", number, file.weights_digest, file,
-        pack_ids(CANARY), pack_logprobs(row[token].item() for row, token in rows),
-    )  # fmt: skip
+        "policy",
+        number,
+        number - 1,
+        "run",
+        number,
+        file.weights_digest,
+        file,
+        pack_ids(CANARY),
+        pack_logprobs(row[token].item() for row, token in rows),
+    )
 
 
 def harm(engine: VllmEngine, name: str, tensor: torch.Tensor | None) -> None:

@@ -105,8 +105,11 @@ async def failing(ask: Asks) -> int:
 
 
 AGENTS_OF_OTHERS: Mapping[str, Agent] = {
-    "plain": plain, "parallel": parallel, "noisy": noisy, "failing": failing
-}  # fmt: skip
+    "plain": plain,
+    "parallel": parallel,
+    "noisy": noisy,
+    "failing": failing,
+}
 
 
 class CoroutineProcess:

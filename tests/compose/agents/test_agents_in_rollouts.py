@@ -141,10 +141,15 @@ def test_random_policy_fails_with_zero_reward_through_any_agent(agent: str, tmp_
     config_json = json.dumps({"agent": agent})
     town.cluster.ask(
         RolloutRequest(
-            "r", task, "hosted", config_json, policy_id=POLICY, limits=limits,
+            "r",
+            task,
+            "hosted",
+            config_json,
+            policy_id=POLICY,
+            limits=limits,
             sampling=Sampling(max_tokens=12),
         )
-    )  # fmt: skip
+    )
     try:
         trajectory, scored = town.ended(), town.judged()
         breaches = audit(town.cluster, drained=True).breaches

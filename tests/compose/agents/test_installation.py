@@ -148,8 +148,9 @@ def test_next_install_removes_files_of_a_killed_install(
     assert wait_until(lambda: running_below(left.with_suffix("")) == [], 20)
     assert install(home, name, wanted) == (there, False)
     assert {path.name for path in (home / name).iterdir()} == {
-        there.directory.name, "installed.json",
-    }  # fmt: skip
+        there.directory.name,
+        "installed.json",
+    }
 
 
 def running_below(directory: Path) -> list[str]:

@@ -207,11 +207,15 @@ def siege(
         left_out("bubblewrap", "agents of others in boxes, at tasks that are judged")
     objects = str(tmp_path / "objects")
     for name, value in {
-        "OBJECTS__URL": objects, "REWARDS__BOX": BOX, "ENVIRONMENTS__WARM": str(WARM),
+        "OBJECTS__URL": objects,
+        "REWARDS__BOX": BOX,
+        "ENVIRONMENTS__WARM": str(WARM),
         "ENVIRONMENTS__SLOTS": json.dumps({"box": LIVE, "hosted": LIVE}),
-        "ENVIRONMENTS__BOX_TOUCH_S": "2", "ENVIRONMENTS__BOX_LAPSE_S": "20",
-        "ENVIRONMENTS__BOX_REAP_S": "5", "REWARDS__SCORING_ID": SCORING,
-    }.items():  # fmt: skip
+        "ENVIRONMENTS__BOX_TOUCH_S": "2",
+        "ENVIRONMENTS__BOX_LAPSE_S": "20",
+        "ENVIRONMENTS__BOX_REAP_S": "5",
+        "REWARDS__SCORING_ID": SCORING,
+    }.items():
         monkeypatch.setenv(f"ROLLCALL_{name}", value)
     cluster = make_cluster(*POLICIES, objects=ObjectSettings(url=objects))
     crew = Crew(cluster, tmp_path)

@@ -194,10 +194,17 @@ def test_messages_are_normalised(message: dict[str, Any], found: Message) -> Non
 
 def test_sampling_options_and_unknown_keys_do_not_change_the_digest() -> None:
     same = {
-        "seed": 1, "user": "u", "metadata": {"a": "b"}, "stream": True, "temperature": 0.3,
-        "top_p": 0.2, "prompt_cache_key": "k", "stream_options": {"include_usage": True},
-        "unknown": [1], "store": True,
-    }  # fmt: skip
+        "seed": 1,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "stream": True,
+        "temperature": 0.3,
+        "top_p": 0.2,
+        "prompt_cache_key": "k",
+        "stream_options": {"include_usage": True},
+        "unknown": [1],
+        "store": True,
+    }
 
     assert read(**same).d == read().d
     assert read(n=2).d != read().d

@@ -15,9 +15,12 @@ from tests.support.avro_messages import FEW
 PATHS = pytest.mark.parametrize("path", DIALECTS)
 OPEN, CLOSE = {"[": "[", "{": '{"a":'}, {"[": "]", "{": "}"}
 FLAT = {
-    "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 5,
-    "action": "x", "result": "x",
-}  # fmt: skip
+    "messages": [{"role": "user", "content": "x"}],
+    "input": "x",
+    "max_tokens": 5,
+    "action": "x",
+    "result": "x",
+}
 SPARE = 10
 """Levels of the places where what is deep stands."""
 FUNCTION = '{"name":"f","parameters":DEEP}'

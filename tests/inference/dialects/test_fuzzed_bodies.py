@@ -45,12 +45,21 @@ def test_a_mutated_body_is_refused_or_answered(path: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"\x00", b'"\\ud800"',
-        b"1" * 5000, b'{"messages":' + b"[" * 100 + b"]" * 100 + b"}",
-        b'{"messages":[' + b"5," * 200_000 + b"5]}", b'{"input":[' + b"{}," * 200_000 + b"{}]}",
+        b"",
+        b"{",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff",
+        b"\x00",
+        b'"\\ud800"',
+        b"1" * 5000,
+        b'{"messages":' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"messages":[' + b"5," * 200_000 + b"5]}",
+        b'{"input":[' + b"{}," * 200_000 + b"{}]}",
     ],
     ids=range(12),
-)  # fmt: skip
+)
 def test_hostile_bodies_are_refused(path: str, body: bytes) -> None:
     with pytest.raises(Declined):
         ROUTES[path].read(body, ["policy"], {})

@@ -24,9 +24,13 @@ def test_the_client_reads_a_text_answer() -> None:
     server = DialectServer(says(SAID))
 
     got = server.anthropic().messages.create(
-        model="any", max_tokens=50, system="Be brief.", messages=USER, stop_sequences=["x"],
+        model="any",
+        max_tokens=50,
+        system="Be brief.",
+        messages=USER,
+        stop_sequences=["x"],
         extra_body={"temperature": 0.5, "top_p": 0.9},
-    )  # fmt: skip
+    )
 
     assert [block.model_dump()["text"] for block in got.content] == ["Hello é."]
     assert (got.id, got.model, got.stop_reason) == (f"msg_{ID}", "policy", "end_turn")

@@ -130,9 +130,18 @@ def test_an_invalid_number_of_answers_is_refused(number: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "status"),
-    [(None, 200), ({}, 200), ({"include_usage": None}, 200), ({"x": [1]}, 200), ([], 400), (1, 400),
-     ("yes", 400), ({"include_usage": "yes"}, 400), ({"include_usage": 1}, 400)],
-)  # fmt: skip
+    [
+        (None, 200),
+        ({}, 200),
+        ({"include_usage": None}, 200),
+        ({"x": [1]}, 200),
+        ([], 400),
+        (1, 400),
+        ("yes", 400),
+        ({"include_usage": "yes"}, 400),
+        ({"include_usage": 1}, 400),
+    ],
+)
 def test_stream_options_are_accepted_or_refused(options: Any, status: int) -> None:
     for stream in (True, False):
         body = json.dumps(asked(CHAT, stream=stream, stream_options=options)).encode()
@@ -162,8 +171,11 @@ def test_a_part_that_is_not_text_is_refused_by_its_type(path: str, part: str) ->
 @pytest.mark.parametrize(
     ("path", "told", "roles"),
     [
-        (CHAT, [HI, {"role": "developer", "content": "x"}, HI, {"role": "system", "content": "x"}],
-         "user system user system"),
+        (
+            CHAT,
+            [HI, {"role": "developer", "content": "x"}, HI, {"role": "system", "content": "x"}],
+            "user system user system",
+        ),
         (CHAT, [HI, {"role": "assistant", "tool_calls": [CALL, CALL]}], "user assistant"),
         (RESPONSES, [HI, CALLED, CALLED], "user assistant"),
         (RESPONSES, [HI, {"role": "developer", "content": "x"}, HI], "user system user"),
@@ -171,7 +183,7 @@ def test_a_part_that_is_not_text_is_refused_by_its_type(path: str, part: str) ->
         (MESSAGES, [HI, {"role": "system", "content": "x"}, HI], "user system user"),
         (MESSAGES, [USE], "assistant"),
     ],
-)  # fmt: skip
+)
 def test_unusual_orders_of_roles_are_passed_on_unchanged(
     path: str, told: list[Any], roles: str
 ) -> None:

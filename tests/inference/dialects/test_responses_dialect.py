@@ -118,9 +118,11 @@ def test_reasoning_options_are_echoed_and_reasoning_items_ignored() -> None:
     server = DialectServer(says(CALLING))
     create = server.openai().responses.create
     wished: Any = {
-        "reasoning": {"effort": "low", "summary": "auto"}, "store": False,
-        "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"},
-    }  # fmt: skip
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "metadata": {"a": "b"},
+    }
     got = create(model="policy", input=USER, tools=TOOLS, parallel_tool_calls=False, **wished)
     reasoning: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     items: list[Any] = [item.model_dump(exclude_unset=True) for item in got.output]
@@ -150,9 +152,11 @@ def test_references_to_state_stored_at_the_vendor_are_refused(fields: dict[str, 
 def test_logprobs_are_returned_if_included(alternatives: int) -> None:
     choice = Choice("a b", "stop", "", 2, (17, 4), (-0.5, -1.25))
     asked: Any = {
-        "model": "p", "input": "x", "top_logprobs": alternatives,
+        "model": "p",
+        "input": "x",
+        "top_logprobs": alternatives,
         "include": ["message.output_text.logprobs"],
-    }  # fmt: skip
+    }
     server = DialectServer(says(choice))
 
     got = server.openai().responses.create(**asked)
@@ -290,7 +294,7 @@ def test_input_items_are_normalised(item: dict[str, Any], found: tuple[Message, 
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice names 'x'"),
         ({"max_output_tokens": 1.5}, "max_output_tokens must be an integer, found 1.5"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         DialectServer(says(SAID)).openai().responses.create(model="p", input="x", extra_body=fields)

@@ -115,8 +115,9 @@ def one_to_one(turns: list[Turn]) -> bool:
             groups[-1] = Turn(groups[-1].calls + turn.calls, turn.sent)
         else:
             groups.append(turn)
-    results = [(Counter(group.calls), Counter(n for n in group.sent if n is not None))
-               for group in groups]  # fmt: skip
+    results = [
+        (Counter(group.calls), Counter(n for n in group.sent if n is not None)) for group in groups
+    ]
     return all(not sent or (calls == sent and max(calls.values()) == 1) for calls, sent in results)
 
 
@@ -145,8 +146,12 @@ def told_pairs(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
 def test_a_tool_result_is_paired_with_its_call_or_refused(path: str, turns: list[Turn]) -> None:
     body, held = body_of(path, turns)
     dialect = ROUTES[path.partition(",")[0]]
-    sent = [result_of(name, at) for turn in turns for at, name in enumerate(turn.sent)
-            if name is not None]  # fmt: skip
+    sent = [
+        result_of(name, at)
+        for turn in turns
+        for at, name in enumerate(turn.sent)
+        if name is not None
+    ]
 
     if not one_to_one(turns):
         with pytest.raises(Declined) as refused:
@@ -164,8 +169,10 @@ def check_refusal(path: str, declined: Declined) -> None:
     error = orjson.loads(ROUTES[path.partition(",")[0]].error(declined))["error"]
 
     assert (declined.status, error["type"], error["message"]) == (
-        400, "invalid_request_error", words,
-    )  # fmt: skip
+        400,
+        "invalid_request_error",
+        words,
+    )
     assert place.partition("[")[0] in ("messages", "input", "previous_response_id")
     assert words.startswith(f"{place} ")
     assert "; send" in words or "; give" in words

@@ -88,8 +88,11 @@ def test_agent_receives_the_stop_string_that_ended_an_answer() -> None:
 
 @pytest.mark.parametrize("agent", [sequential, parallel])
 @settings(max_examples=examples(12), deadline=None)
-@given(seed=st.integers(0, 2**32), moves=st.sets(st.integers(1, 30), max_size=4), kills=st.sets(
-    st.integers(1, 30), max_size=2))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**32),
+    moves=st.sets(st.integers(1, 30), max_size=4),
+    kills=st.sets(st.integers(1, 30), max_size=2),
+)
 def test_no_model_call_repeats_after_worker_or_agent_process_death(
     agent: Any, seed: int, moves: set[int], kills: set[int]
 ) -> None:
@@ -123,8 +126,11 @@ def test_recorded_bytes_grow_linearly_with_the_number_of_turns() -> None:
     run = HostedRun(talks, say=lambda call: "y" * 1000, limits=Limits(max_turns=100))
     trajectory = lived(run)
 
-    seen = [len(e.event.body.text) for e in run.hand.entries
-            if isinstance(e.event.body, EnvironmentStepped)]  # fmt: skip
+    seen = [
+        len(e.event.body.text)
+        for e in run.hand.entries
+        if isinstance(e.event.body, EnvironmentStepped)
+    ]
     assert trajectory.model_calls == 100
     assert max(seen) < 1500
     assert sum(seen) < 100 * 1500

@@ -177,10 +177,15 @@ def test_head_of_the_base_url_says_whether_its_line_is_served_there() -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/embeddings"), ("GET", CHAT), ("DELETE", "/v1/models"), ("GET", "/"),
-        ("OPTIONS", CHAT), ("GET", "/v1/models/policy"), ("POST", "/v1/models"),
+        ("POST", "/v1/embeddings"),
+        ("GET", CHAT),
+        ("DELETE", "/v1/models"),
+        ("GET", "/"),
+        ("OPTIONS", CHAT),
+        ("GET", "/v1/models/policy"),
+        ("POST", "/v1/models"),
     ],
-)  # fmt: skip
+)
 def test_any_other_route_is_404_in_json(method: str, path: str) -> None:
     async def test(served: ServedEndpoint) -> None:
         data = request(served.path(path), method=method, key=served.endpoint.key)
@@ -621,9 +626,12 @@ def test_an_endpoint_closed_during_a_body_is_not_asked() -> None:
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
-        (400, {}), (404, {}), (429, {"retry-after": "1"}), (503, {"x-should-retry": "false"}),
+        (400, {}),
+        (404, {}),
+        (429, {"retry-after": "1"}),
+        (503, {"x-should-retry": "false"}),
     ],
-)  # fmt: skip
+)
 def test_a_failure_tells_the_client_if_it_may_retry(status: int, headers: dict[str, str]) -> None:
     async def test(served: ServedEndpoint) -> None:
         answer = await ask(served)

@@ -40,24 +40,42 @@ USER = [{"role": "user", "content": "x"}]
 TOOL = {"name": "f", "parameters": {"type": "object"}}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        "model": "p", "messages": USER, "stream": True, "n": 2, "stop": ["a"], "logprobs": True,
-        "tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto",
-        "stream_options": {"include_usage": True}, "max_tokens": 3, "return_token_ids": True,
+        "model": "p",
+        "messages": USER,
+        "stream": True,
+        "n": 2,
+        "stop": ["a"],
+        "logprobs": True,
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": "auto",
+        "stream_options": {"include_usage": True},
+        "max_tokens": 3,
+        "return_token_ids": True,
     },
     "/v1/responses": {
-        "model": "p", "input": USER, "stream": True, "tools": [{"type": "function", **TOOL}],
-        "instructions": "y", "max_output_tokens": 3, "previous_response_id": "z",
+        "model": "p",
+        "input": USER,
+        "stream": True,
+        "tools": [{"type": "function", **TOOL}],
+        "instructions": "y",
+        "max_output_tokens": 3,
+        "previous_response_id": "z",
     },
     "/v1/messages": {
-        "model": "p", "messages": USER, "max_tokens": 3, "stream": True, "system": "y",
-        "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"},
+        "model": "p",
+        "messages": USER,
+        "max_tokens": 3,
+        "stream": True,
+        "system": "y",
+        "tools": [{"name": "f", "input_schema": {}}],
+        "tool_choice": {"type": "auto"},
         "stop_sequences": ["a"],
     },
     "/v1/messages/count_tokens": {"model": "p", "messages": USER, "system": "y"},
     "/v1/step": {"action": "x"},
     "/v1/finish": {"result": "x"},
     "/v1/nowhere": {},
-}  # fmt: skip
+}
 VALUES: list[Any] = [
     None, True, 0, -1, 1, 1.5, 1e308, 2**63, 10**30, "", "x", "\u0000", "\U0001f600", [], {}, [[]],
     [None], [{}], {"type": "text"}, [{"type": "text", "text": "x"}], [{"role": "tool"}],
@@ -65,23 +83,51 @@ VALUES: list[Any] = [
     [{"role": "user", "content": [{"type": "image_url"}]}], "x" * 30_000,
 ]  # fmt: skip
 BYTES = [
-    b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"{}" * 9, b"[" * 9_000, b'{"a":' * 5_000,
-    b'{"messages": "\\ud800"}', b"NaN", b"\x00" * 99, b"{}\r\n\r\nGET / HTTP/1.1\r\n\r\n",
-]  # fmt: skip
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"x"',
+    b"\xff\xfe",
+    b"{}" * 9,
+    b"[" * 9_000,
+    b'{"a":' * 5_000,
+    b'{"messages": "\\ud800"}',
+    b"NaN",
+    b"\x00" * 99,
+    b"{}\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+]
 HEADERS: list[dict[str, str]] = [
-    {}, {}, {}, {},
-    {"x-stainless-retry-count": "1"}, {"x-stainless-retry-count": "minus"},
-    {"x-stainless-retry-count": "0"}, {"Idempotency-Key": "k"}, {"Idempotency-Key": "\xe9" * 99},
-    {"Connection": "close"}, {"Connection": "Upgrade", "Upgrade": "websocket"},
-    {"Expect": "something"}, {"Accept": "text/html"}, {"Content-Type": "multipart/form-data"},
-    {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \xff\xfe"}, {"Authorization": ""},
+    {},
+    {},
+    {},
+    {},
+    {"x-stainless-retry-count": "1"},
+    {"x-stainless-retry-count": "minus"},
+    {"x-stainless-retry-count": "0"},
+    {"Idempotency-Key": "k"},
+    {"Idempotency-Key": "\xe9" * 99},
+    {"Connection": "close"},
+    {"Connection": "Upgrade", "Upgrade": "websocket"},
+    {"Expect": "something"},
+    {"Accept": "text/html"},
+    {"Content-Type": "multipart/form-data"},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Bearer \xff\xfe"},
+    {"Authorization": ""},
     {"X-Long": "x" * 7_000},
-]  # fmt: skip
+]
 BROKEN: list[dict[str, str]] = [
-    {"Content-Encoding": "gzip"}, {"Content-Encoding": "deflate"}, {"Content-Encoding": "br"},
-    {"Content-Length": "-1"}, {"Content-Length": "x"}, {"Transfer-Encoding": "gzip"},
-    {"X-Long": "x" * 70_000}, {"Bad\x00Name": "x"}, {"Expect": "100-continue"},
-]  # fmt: skip
+    {"Content-Encoding": "gzip"},
+    {"Content-Encoding": "deflate"},
+    {"Content-Encoding": "br"},
+    {"Content-Length": "-1"},
+    {"Content-Length": "x"},
+    {"Transfer-Encoding": "gzip"},
+    {"X-Long": "x" * 70_000},
+    {"Bad\x00Name": "x"},
+    {"Expect": "100-continue"},
+]
 """After these the connection may end, with an answer or without: who sends them has broken HTTP."""
 
 

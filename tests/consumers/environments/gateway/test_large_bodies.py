@@ -45,8 +45,11 @@ def test_a_large_body_is_parsed_or_refused_like_a_small_one() -> None:
             wanted = DIALECTS[path].read(json.dumps(value).encode(), ["policy"], EARLIER)
             found = await read(large, path, value | {"pad": PAD}, EARLIER, str(number))
             assert (found.request, found.request.d, found.stream, found.turns) == (
-                wanted.request, wanted.request.d, wanted.stream, wanted.turns,
-            )  # fmt: skip
+                wanted.request,
+                wanted.request.d,
+                wanted.stream,
+                wanted.turns,
+            )
         with pytest.raises(Declined, match="max_tokens must be an integer") as refused:
             await read(large, "/v1/messages", BODIES["/v1/messages"] | {"max_tokens": "x"}, {}, "t")
         assert (refused.value.status, refused.value.param) == (400, "max_tokens")

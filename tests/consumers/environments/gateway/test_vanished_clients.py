@@ -67,7 +67,7 @@ STAGES: Mapping[str, Callable[[ServedEndpoint], bytes]] = {
         chat(served, "wait") + 100 * asked(served, "/v1/models", method="GET", body=None)
     ),
     "an_answer_is_not_read": lambda served: chat(served, "much"),
-}  # fmt: skip
+}
 """What a client has sent when it vanishes."""
 
 

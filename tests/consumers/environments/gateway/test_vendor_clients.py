@@ -35,10 +35,13 @@ TOO_LONG = "This model's maximum context length is 8 tokens. However, your messa
 VALUES = [
     (client, scenario, value)
     for client, values in {
-        "openai 3": OPENAI, "openai 2": OPENAI, "anthropic 2": ANTHROPIC, "litellm 1": LITELLM,
+        "openai 3": OPENAI,
+        "openai 2": OPENAI,
+        "anthropic 2": ANTHROPIC,
+        "litellm 1": LITELLM,
     }.items()
     for scenario, value in values.items()
-]  # fmt: skip
+]
 
 OPENAI_ERRORS: dict[str, tuple[str, int | None, int]] = {
     "malformed": ("BadRequestError", 400, 0),
@@ -75,11 +78,13 @@ LITELLM_ERRORS = {
 ERRORS = [
     (client, scenario, *error)
     for client, errors in {
-        "openai 3": OPENAI_ERRORS, "openai 2": OPENAI_ERRORS, "anthropic 2": ANTHROPIC_ERRORS,
+        "openai 3": OPENAI_ERRORS,
+        "openai 2": OPENAI_ERRORS,
+        "anthropic 2": ANTHROPIC_ERRORS,
         "litellm 1": LITELLM_ERRORS,
     }.items()
     for scenario, error in errors.items()
-]  # fmt: skip
+]
 
 
 def policy(request: AgentRequest) -> Reply | None:

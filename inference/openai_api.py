@@ -26,7 +26,7 @@ from rollcall.schemas.untrusted_text import clean_text, describe_value
 VERSION = 0
 """The version of all answers: we do not change the server's weights, so there is only one."""
 SEEDS = 1 << 31
-"""The bound of seeds; some servers keep a seed in 32 bits."""
+"""The bound of seeds, since some servers keep a seed in 32 bits."""
 FINISHES = {
     "stop": "stop",
     "tool_calls": "stop",
@@ -57,21 +57,21 @@ class Api(Protocol):
 
     path: str
 
-    def asked(self, call: ModelCall) -> ServerRequest:
+    def request_for(self, call: ModelCall) -> ServerRequest:
         """Return the request for a call. Raises WorkFailed for a call that cannot be sent."""
         ...
 
-    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
-        """Read an answer. Raises BadAnswer, or Untrue for tokens that cannot have been sampled."""
+    def read_answer(self, request: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
+        """Read an answer. Raises BadAnswer, or InvalidReport for tokens that were never sampled."""
         ...
 
 
-def counted(api: Api, asked: ServerRequest) -> ModelAnswered | None:
-    """Return the answer to a call that samples nothing, without a request; None for others."""
-    if asked.call.sampling.max_tokens:
+def answer_without_sampling(api: Api, request: ServerRequest) -> ModelAnswered | None:
+    """Return the answer to a call that samples nothing; None for a call that needs a request."""
+    if request.call.sampling.max_tokens:
         return None
     body = {"choices": [{"text": "", "message": {"content": ""}, "finish_reason": "length"}]}
-    return api.answered(asked, body)
+    return api.read_answer(request, body)
 
 
 class ChatMessages:
@@ -82,31 +82,37 @@ class ChatMessages:
     def __init__(self, model: str, extra: Mapping[str, Any]) -> None:
         self._model, self._extra = model, dict(extra)
 
-    def asked(self, call: ModelCall) -> ServerRequest:
+    def request_for(self, call: ModelCall) -> ServerRequest:
         known = transcript_ids.messages_of(ids_of(_prefix(call)).tolist())
         if not call.messages:
-            msg = "no message is new, and a server of messages cannot go on with a cut answer"
+            msg = "no message is new, and a server of messages cannot continue a cut answer"
             raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
         added = transcript_ids.message_ids(call.messages)
         messages = [_message(each) for each in (*known, *call.messages)]
-        body = {"model": self._model, "messages": messages, **_drawn(call)}
+        body = {"model": self._model, "messages": messages, **_sampling_fields(call)}
         if call.tools:
             body["tools"] = _tools(call.tools)
         added.append(transcript_ids.MARK["assistant"])
         return ServerRequest(call, {**body, **self._extra}, added)
 
-    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
+    def read_answer(self, request: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
         choice = _choice(payload)
         message = choice.get("message")
         if not isinstance(message, dict):
             msg = f"its choice holds no message, found {describe_value(message)}"
             raise BadAnswer(msg)
         text = _text(message.get("content") or message.get("refusal") or "")
-        text, stopped_by = _stopped(choice, text, asked.call)
-        calls = _tool_calls(message.get("tool_calls"), asked.call.command_id)
+        text, stopped_by = _cut_at_stop(choice, text, request.call)
+        calls = _tool_calls(message.get("tool_calls"), request.call.command_id)
         ids = transcript_ids.answer_ids(text, calls)
         return _answer(
-            asked, choice, (text, calls, stopped_by), ids, [], transcript_ids.DIGEST, "no_token_ids"
+            request,
+            choice,
+            (text, calls, stopped_by),
+            ids,
+            [],
+            transcript_ids.DIGEST,
+            "no_token_ids",
         )
 
 
@@ -128,7 +134,7 @@ class TokenCompletions:
         self._tokenizer, self._template = tokenizer, template
         self._vocabulary = vocabulary
 
-    def asked(self, call: ModelCall) -> ServerRequest:
+    def request_for(self, call: ModelCall) -> ServerRequest:
         prefix = ids_of(_prefix(call)).tolist()
         template = self._template
         ended = bool(prefix) and prefix[-1] in template.end_ids
@@ -136,38 +142,38 @@ class TokenCompletions:
         if not prefix and not added:
             msg = "neither prefix nor messages gave a token to begin with"
             raise WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
-        body = {"model": self._model, "prompt": prefix + added, **_drawn(call)}
+        body = {"model": self._model, "prompt": prefix + added, **_sampling_fields(call)}
         body |= {"logprobs": 1, "return_token_ids": True, **self._extra}
         return ServerRequest(call, body, added)
 
-    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
+    def read_answer(self, request: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
         choice = _choice(payload)
-        said = _text(choice.get("text"))
-        sampling, logprobs = asked.call.sampling, list[float]()
-        ids = reported_ids(choice, said, sampling.max_tokens, self._tokenizer, self._vocabulary)
+        text = _text(choice.get("text"))
+        sampling, logprobs = request.call.sampling, list[float]()
+        ids = reported_ids(choice, text, sampling.max_tokens, self._tokenizer, self._vocabulary)
         if ids is None:
             untrainable = "no_token_ids"
-            ids = list(self._tokenizer.encode(said, add_special_tokens=False))
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         else:
-            wanted = asked.body.get("logprobs") not in (None, False)
+            wanted = request.body.get("logprobs") not in (None, False)
             untrainable, logprobs = reported_logprobs(choice, len(ids), sampling, asked=wanted)
-            if _prompt_of(choice, payload) not in (None, asked.body["prompt"]):
+            if _reported_prompt(choice, payload) not in (None, request.body["prompt"]):
                 untrainable, logprobs = "other_prompt", []
-        form = self._template.tool_format if asked.call.tools else NONE
-        said, stopped_by = _stopped(choice, said, asked.call)
-        text, calls = calls_in(form, said, asked.call.command_id)
-        heard = text, calls, stopped_by
-        return _answer(asked, choice, heard, ids, logprobs, self._template.digest, untrainable)
+        form = self._template.tool_format if request.call.tools else NONE
+        text, stopped_by = _cut_at_stop(choice, text, request.call)
+        text, calls = calls_in(form, text, request.call.command_id)
+        spoken = text, calls, stopped_by
+        return _answer(request, choice, spoken, ids, logprobs, self._template.digest, untrainable)
 
 
 def _prefix(call: ModelCall) -> bytes:
     if call.prefix_ids is None and call.prefix_length:
-        msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
+        msg = f"the prefix of {call.prefix_length} tokens is not held here; send all of it"
         raise WorkFailed(FailureCode.PREFIX_NEEDED, msg, retriable=True)
     return call.prefix_ids or b""
 
 
-def _drawn(call: ModelCall) -> dict[str, Any]:
+def _sampling_fields(call: ModelCall) -> dict[str, Any]:
     """Return the sampling fields; unset ones are left out, as not every server supports all."""
     sampling = call.sampling
     body: dict[str, Any] = {
@@ -238,12 +244,12 @@ def _tool_calls(value: Any, command_id: bytes) -> str:
     return tool_calls_text(calls)
 
 
-def _prompt_of(choice: Mapping[str, Any], payload: Mapping[str, Any]) -> object:
+def _reported_prompt(choice: Mapping[str, Any], payload: Mapping[str, Any]) -> object:
     """Return the prompt's token ids as the server reports them; None if it does not."""
     return choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
 
 
-def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str, str]:
+def _cut_at_stop(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str, str]:
     """Return text and the stop string that ended it; some servers leave it in, some name it."""
     text, found = cut_at(text, call.sampling.stop)
     reason = choice.get("stop_reason")
@@ -252,22 +258,22 @@ def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str
 
 
 def _answer(
-    asked: ServerRequest,
+    request: ServerRequest,
     choice: Mapping[str, Any],
-    heard: tuple[str, str, str],
+    spoken: tuple[str, str, str],
     ids: list[int],
     logprobs: list[float],
     template_digest: str,
     untrainable: str,
 ) -> ModelAnswered:
-    """Build the answer; `heard` is text, tool calls and stop string."""
-    call, (text, calls, stopped_by) = asked.call, heard
+    """Build the answer; `spoken` is text, tool calls and stop string."""
+    call, (text, calls, stopped_by) = request.call, spoken
     finish = choice.get("finish_reason")
     logprobs = logprobs or [0.0] * len(ids)
     return ModelAnswered(
         text=text,
         tool_calls=calls,
-        added_ids=pack_ids(asked.added),
+        added_ids=pack_ids(request.added),
         token_ids=pack_ids(ids),
         logprobs=pack_logprobs(logprobs),
         versions=pack_ids([VERSION] * len(ids)),

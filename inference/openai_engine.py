@@ -17,7 +17,7 @@ from typing import NoReturn
 import aiohttp
 
 from rollcall.inference.engine import EngineAnswer
-from rollcall.inference.openai_api import VERSION, Api, ServerRequest, counted
+from rollcall.inference.openai_api import VERSION, Api, ServerRequest, answer_without_sampling
 from rollcall.inference.openai_client import OpenAIClient, OpenAIServer
 from rollcall.inference.waiting_calls import WaitingCalls, is_of
 from rollcall.schemas.errors import FailureCode, Unfit, WorkFailed
@@ -37,7 +37,7 @@ class LogTime:
     def __init__(self) -> None:
         self._ahead_s = time.time() - time.monotonic()
 
-    def saw(self, now_ms: int) -> None:
+    def set_now(self, now_ms: int) -> None:
         self._ahead_s = now_ms / 1000 - time.monotonic()
 
     def left_s(self, call: ModelCall) -> float:
@@ -46,53 +46,53 @@ class LogTime:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _RequestInFlight:
     call: ModelCall
     task: "asyncio.Future[None] | None" = None
     over: bool = False
     """True if its answer is no longer needed."""
 
 
-class Flights:
+class RequestsInFlight:
     """Requests in flight, on an event loop in a separate thread."""
 
     def __init__(self, server: OpenAIServer, api: Api, log_time: LogTime) -> None:
         self._server, self._api, self._time = server, api, log_time
-        self._landed: SimpleQueue[tuple[_Flight, Body]] = SimpleQueue()
-        self._flights: dict[bytes, _Flight] = {}
+        self._done: SimpleQueue[tuple[_RequestInFlight, Body]] = SimpleQueue()
+        self._in_flight: dict[bytes, _RequestInFlight] = {}
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._thread = Thread(target=self._run, name="openai", daemon=True)
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def begin(self, asked: ServerRequest) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Send a request."""
         if not self._thread.is_alive():
             self._thread.start()
-        flight = self._flights[asked.call.command_id] = _Flight(asked.call)
-        self._loop.call_soon_threadsafe(self._take_off, flight, asked)
+        sent = self._in_flight[request.call.command_id] = _RequestInFlight(request.call)
+        self._loop.call_soon_threadsafe(self._start, sent, request)
 
-    def landed(self) -> list[EngineAnswer]:
+    def collect(self) -> list[EngineAnswer]:
         """Return the answers since the last call of this method."""
         answers: list[EngineAnswer] = []
         while True:
             try:
-                flight, body = self._landed.get_nowait()
+                sent, body = self._done.get_nowait()
             except Empty:
                 return answers
-            if not flight.over:
-                del self._flights[flight.call.command_id]
-                answers.append(EngineAnswer(flight.call, body))
+            if not sent.over:
+                del self._in_flight[sent.call.command_id]
+                answers.append(EngineAnswer(sent.call, body))
 
-    def abort(self, gone: Callable[[ModelCall], bool]) -> None:
+    def abort(self, dropped: Callable[[ModelCall], bool]) -> None:
         """Cancel requests; they get no answer."""
-        for command_id, flight in list(self._flights.items()):
-            if gone(flight.call):
-                flight.over = True
-                del self._flights[command_id]
-                self._loop.call_soon_threadsafe(self._call_off, flight)
+        for command_id, sent in list(self._in_flight.items()):
+            if dropped(sent.call):
+                sent.over = True
+                del self._in_flight[command_id]
+                self._loop.call_soon_threadsafe(self._cancel, sent)
 
     def end(self) -> None:
         """Cancel everything and end the thread."""
@@ -120,27 +120,27 @@ class Flights:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _take_off(self, flight: _Flight, asked: ServerRequest) -> None:
-        flight.task = self._loop.create_task(self._fly(flight, asked))
+    def _start(self, sent: _RequestInFlight, request: ServerRequest) -> None:
+        sent.task = self._loop.create_task(self._answer(sent, request))
 
-    def _call_off(self, flight: _Flight) -> None:
-        if flight.task is not None:
-            flight.task.cancel()
+    def _cancel(self, sent: _RequestInFlight) -> None:
+        if sent.task is not None:
+            sent.task.cancel()
 
-    async def _fly(self, flight: _Flight, asked: ServerRequest) -> None:
+    async def _answer(self, sent: _RequestInFlight, request: ServerRequest) -> None:
         body: Body
         try:
             body = await self._client.ask(
                 self._api.path,
-                asked.body,
-                lambda payload: self._api.answered(asked, payload),
-                lambda: self._time.left_s(asked.call),
+                request.body,
+                lambda payload: self._api.read_answer(request, payload),
+                lambda: self._time.left_s(request.call),
             )
         except WorkFailed as error:
             body = CallFailed(error.code, str(error), error.retriable)
         except Exception as error:  # parsing foreign answers may raise anything
             body = CallFailed(FailureCode.BAD_ANSWER, describe_exception(error), True)
-        self._landed.put((flight, body))
+        self._done.put((sent, body))
 
 
 class OpenAIEngine:
@@ -158,33 +158,33 @@ class OpenAIEngine:
         self._server, self._api, self._concurrency = server, api, concurrency
         self._time = LogTime()
         self._waiting = WaitingCalls()
-        self._flights = Flights(server, api, self._time)
-        weakref.finalize(self, self._flights.end)
+        self._in_flight = RequestsInFlight(server, api, self._time)
+        weakref.finalize(self, self._in_flight.end)
 
     def add(self, call: ModelCall) -> None:
         self._waiting.add(call, self.version)
 
     def busy(self) -> bool:
-        return bool(self._waiting.ready or len(self._flights))
+        return bool(self._waiting.ready or len(self._in_flight))
 
     def step(self) -> list[EngineAnswer]:
         """Send requests for waiting calls; return the answers that have come."""
-        answers = self._flights.landed()
-        while self._waiting.ready and len(self._flights) < self._concurrency:
+        answers = self._in_flight.collect()
+        while self._waiting.ready and len(self._in_flight) < self._concurrency:
             call = self._waiting.ready.popleft()
-            body = self._begun(call)
+            body = self._send(call)
             if body is not None:
                 answers.append(EngineAnswer(call, body))
         return answers
 
     def expire(self, now_ms: int) -> list[ModelCall]:
         """See the protocol; also takes `now_ms` as the log's time."""
-        self._time.saw(now_ms)
+        self._time.set_now(now_ms)
         return self._waiting.expire(now_ms)
 
     def abort(self, rollout_id: str, attempt: int) -> None:
         self._waiting.abort(rollout_id, attempt)
-        self._flights.abort(lambda call: is_of(call, rollout_id, attempt))
+        self._in_flight.abort(lambda call: is_of(call, rollout_id, attempt))
 
     def replica(self) -> "OpenAIEngine":
         """Return another engine; it serves announced versions, of which there are none here."""
@@ -203,15 +203,15 @@ class OpenAIEngine:
     def adopt(self) -> None:
         """Do nothing, as nothing is ever staged."""
 
-    def _begun(self, call: ModelCall) -> Body | None:
+    def _send(self, call: ModelCall) -> Body | None:
         """Send the request of a call; return its answer if no request is needed."""
         try:
-            asked = self._api.asked(call)
-            body = counted(self._api, asked)
+            request = self._api.request_for(call)
+            body = answer_without_sampling(self._api, request)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
         except Exception as error:  # a chat template is foreign code, and so are its tools
             return CallFailed(FailureCode.NOT_RENDERABLE, describe_exception(error), False)
         if body is None:
-            self._flights.begin(asked)
+            self._in_flight.send(request)
         return body

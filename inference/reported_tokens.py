@@ -38,8 +38,8 @@ def reported_ids(
 ) -> list[int] | None:
     """Return the sampled ids; None if the server returns none.
 
-    Raises Untrue(`bad_token_ids`) unless they are a list of ids below `size`, at most `most` of
-    them, that spell `text`.
+    Raises InvalidReport(`bad_token_ids`) unless they are a list of ids below `size`, at most `most`
+    of them, that spell `text`.
     """
     ids = choice.get("token_ids")
     if ids is None:
@@ -63,8 +63,8 @@ def reported_logprobs(
     """Return why the answer is untrainable, or the log-probabilities of its `count` tokens.
 
     Servers return those of the unmodified model, which are those of the sampled distribution only
-    if no sampling option reshaped it. Raises Untrue(`bad_logprobs`) for values that no sampled
-    token can have, and if they are missing although they were `asked` for.
+    if no sampling option reshaped it. Raises InvalidReport(`bad_logprobs`) for values that no
+    sampled token can have, and if they are missing although they were `asked` for.
     """
     held = choice.get("logprobs")
     if held is None and not asked:
@@ -103,7 +103,7 @@ def _float(value: float) -> float:
 
 
 def _require_spelled(ids: Sequence[int], text: str, tokenizer: Any) -> None:
-    """Raise Untrue unless the ids spell the text.
+    """Raise InvalidReport unless the ids spell the text.
 
     The text may lack the part after a stop string, special tokens, and half a character.
     """

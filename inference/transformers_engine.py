@@ -1,8 +1,8 @@
 """The default engine: Hugging Face models, one decode step at a time, calls joining and leaving.
 
 A row of the batch consists of its tokens and the number of them that the model was fed under the
-present weights. A step feeds each row the tokens that it lacks and samples one token for each row
-that then lacks none. So prefill, decoding, the next turn of a conversation and the new prefill
+present weights. A step feeds each row the tokens that it missing and samples one token for each row
+that then missing none. So prefill, decoding, the next turn of a conversation and the new prefill
 after new weights are the same operation. Log-probabilities are float32, natural, of the sampled
 distribution (`rollcall.inference.sampling`); each token carries the version in force at its step.
 
@@ -190,7 +190,7 @@ class TransformersEngine:
                 answered.append(EngineAnswer(call, row))
                 continue
             if row.finish:
-                answered.append(EngineAnswer(call, self._told(row)))
+                answered.append(EngineAnswer(call, self._answer_body(row)))
                 continue
             widest = max(widest, row.width)
             # A sibling waits until the running row's prompt is kept, so that it is read once.
@@ -246,8 +246,8 @@ class TransformersEngine:
         """Group rows that lack about as many tokens for one pass; 1 to 4 tokens count as equal."""
         groups: dict[int, list[int]] = {}
         for index, row in enumerate(self._rows):
-            lacks = min(len(row.tokens) - row.fed, CHUNK)
-            groups.setdefault(max(4, 1 << (lacks - 1).bit_length()), []).append(index)
+            missing = min(len(row.tokens) - row.fed, CHUNK)
+            groups.setdefault(max(4, 1 << (missing - 1).bit_length()), []).append(index)
         for longest, group in groups.items():
             size = max(1, PASS // longest)
             yield from (group[at : at + size] for at in range(0, len(group), size))
@@ -309,7 +309,7 @@ class TransformersEngine:
             self._kv.clear(index)  # a masked score of 0 times NaN is NaN
         else:
             self._keep(row, self._kv.save(index, row.fed))
-        return EngineAnswer(row.call, self._told(row))
+        return EngineAnswer(row.call, self._answer_body(row))
 
     def _keep(self, row: Slot, kv: Tensor) -> None:
         """Keep the keys of an answer, in place of the shorter prefixes that it extends."""
@@ -329,7 +329,7 @@ class TransformersEngine:
             return ()
         return (prefix[:-ID_BYTES],)
 
-    def _told(self, row: Slot) -> ModelAnswered | CallFailed:
+    def _answer_body(self, row: Slot) -> ModelAnswered | CallFailed:
         return answer_of(row, self.policy, self._decode, "transformers")
 
     def _remove(self, index: int) -> None:

@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM on an event loop in a separate thread: token ids in, sampled tokens out.
 
-One driving thread calls it; results of requests are put into `news` and read from there. All other
-methods wait for the loop. vLLM computes in two further processes.
+One driving thread calls it, and reads results of requests from `progress`. All other methods wait
+for the loop. vLLM computes in two further processes.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ class CoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """The progress of a request since its last news."""
+    """The progress of a request since the last report."""
 
     ticket: int
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     ended: bool = False
-    """True if no more news follow; a request that was halted has not ended."""
+    """True if no further report follows; a request that was halted has not ended."""
     failed: WorkFailed | EngineDied | None = None
 
 
@@ -68,7 +68,7 @@ class VllmCore:
     """
 
     def __init__(self, options: CoreOptions) -> None:
-        self.news: queue.SimpleQueue[RequestProgress] = queue.SimpleQueue()
+        self.progress: queue.SimpleQueue[RequestProgress] = queue.SimpleQueue()
         self._options = options
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -83,10 +83,10 @@ class VllmCore:
     def submit(
         self, ids: Sequence[int], sampling: Sampling, limit: int, seed: int, stop_ids: Sequence[int]
     ) -> int:
-        """Begin to sample after these ids; return the ticket that names the request in `news`."""
+        """Begin to sample after these ids; return the request's name in `progress`."""
         self._count += 1
         ticket = self._count
-        asked = self._params(
+        params = self._params(
             max_tokens=limit,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -94,15 +94,15 @@ class VllmCore:
             seed=seed,
             stop_token_ids=list(stop_ids),
         )
-        self._loop.call_soon_threadsafe(self._begin, ticket, list(ids), asked)
+        self._loop.call_soon_threadsafe(self._begin, ticket, list(ids), params)
         return ticket
 
     def forget(self, ticket: int) -> None:
-        """Stop sampling for a request; news already on their way still come."""
+        """Stop sampling for a request; reports already on their way still come."""
         self._loop.call_soon_threadsafe(self._cancel, ticket)
 
     def halt(self) -> None:
-        """Stop all requests; their results until now are in `news` when this returns."""
+        """Stop all requests; their results until now are in `progress` when this returns."""
         self._wait(self._halt(), REPLY_S)
 
     def load(self, file: Path) -> Loaded:
@@ -121,7 +121,7 @@ class VllmCore:
         try:
             return asyncio.run_coroutine_threadsafe(coming, self._loop).result(timeout_s)
         except Exception as error:
-            msg = f"vLLM is of no use any more: {describe_exception(error)}; {REMEDY}"
+            msg = f"vLLM cannot be used any more: {describe_exception(error)}; {REMEDY}"
             raise EngineDied(msg) from error
 
     async def _start(self) -> None:
@@ -155,34 +155,34 @@ class VllmCore:
             pass
         await self._require_unpacked()
 
-    def _params(self, **asked: Any) -> Any:
+    def _params(self, **params: Any) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
-            logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA, **asked
+            logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA, **params
         )
 
-    def _sampled(self, ids: list[int], asked: Any, name: str) -> Any:
+    def _sampled(self, ids: list[int], params: Any, name: str) -> Any:
         from vllm import TokensPrompt
 
-        return self._running[0].generate(TokensPrompt(prompt_token_ids=ids), asked, name)
+        return self._running[0].generate(TokensPrompt(prompt_token_ids=ids), params, name)
 
-    def _begin(self, ticket: int, ids: list[int], asked: Any) -> None:
-        task = self._loop.create_task(self._follow(ticket, ids, asked))
+    def _begin(self, ticket: int, ids: list[int], params: Any) -> None:
+        task = self._loop.create_task(self._follow(ticket, ids, params))
         self._tasks[ticket] = task
         task.add_done_callback(lambda done: self._tasks.pop(ticket, None))
 
-    async def _follow(self, ticket: int, ids: list[int], asked: Any) -> None:
+    async def _follow(self, ticket: int, ids: list[int], params: Any) -> None:
         try:
-            async for output in self._sampled(ids, asked, str(ticket)):
+            async for output in self._sampled(ids, params, str(ticket)):
                 one = output.outputs[0]
                 pairs = zip(one.token_ids, one.logprobs or (), strict=False)
-                logprobs = [told[token].logprob for token, told in pairs]
+                logprobs = [scores[token].logprob for token, scores in pairs]
                 ended = output.finished and one.finish_reason != "abort"
-                self.news.put(RequestProgress(ticket, list(one.token_ids), logprobs, ended))
+                self.progress.put(RequestProgress(ticket, list(one.token_ids), logprobs, ended))
         except Exception as error:  # any error of vLLM about one request
-            self.news.put(RequestProgress(ticket, failed=_failure(error)))
+            self.progress.put(RequestProgress(ticket, failed=_failure(error)))
 
     def _cancel(self, ticket: int) -> None:
         task = self._tasks.get(ticket)
@@ -200,9 +200,8 @@ class VllmCore:
 
     async def _load(self, file: Path) -> Loaded:
         llm = self._running[0]
-        [told] = await llm.collective_rpc("load_rollcall_weights", args=(str(file),))
+        [(digests, stale)] = await llm.collective_rpc("load_rollcall_weights", args=(str(file),))
         await llm.reset_prefix_cache()
-        digests, stale = told
         return Loaded({name: (dtype, made) for name, (dtype, made) in digests.items()}, (*stale,))
 
     async def _require_unpacked(self) -> None:
@@ -215,11 +214,11 @@ class VllmCore:
     async def _score(self, ids: list[int]) -> NDArray[np.float32]:
         from vllm import SamplingParams
 
-        asked = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        told: list[Any] = []
-        async for output in self._sampled(ids, asked, "canary"):
-            told = output.prompt_logprobs or told
-        return np.array([told[at][ids[at]].logprob for at in range(1, len(ids))], np.float32)
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        scores: list[Any] = []
+        async for output in self._sampled(ids, params, "canary"):
+            scores = output.prompt_logprobs or scores
+        return np.array([scores[at][ids[at]].logprob for at in range(1, len(ids))], np.float32)
 
 
 def _failure(error: Exception) -> WorkFailed | EngineDied:

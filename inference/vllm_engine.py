@@ -110,8 +110,8 @@ class VllmEngine:
         self._waiting.add(call, self.version)
 
     def busy(self) -> bool:
-        begun = self._open or self._paused or self._ended
-        return self.version >= 0 and bool(begun or self._waiting.ready)
+        started = self._open or self._paused or self._ended
+        return self.version >= 0 and bool(started or self._waiting.ready)
 
     def expire(self, now_ms: int) -> list[ModelCall]:
         return self._waiting.expire(now_ms)
@@ -130,7 +130,7 @@ class VllmEngine:
         core = self._shared.core
         if self.version >= 0 and core is not None and self._has_turn():
             self._admit(core)
-            self._take_news(core)
+            self._collect_progress(core)
         ended, self._ended = self._ended, []
         return ended
 
@@ -165,21 +165,21 @@ class VllmEngine:
         staged, self._staged = self._staged, None
         with self._shared.turn_of(self) as core:
             try:
-                self._put(core, staged)
+                self._load_and_prove(core, staged)
             except WorkFailed:
                 staged.file.unlink()
                 self._held.forget()  # so that a retry reads all of it again
-                self._put_back(core)
+                self._restore(core)
                 raise
             else:
-                self._served(staged)
+                self._mark_serving(staged)
             finally:
-                self._go_on(core)
+                self._resume(core)
 
     def pause(self, core: VllmCore) -> None:
         """See `rollcall.inference.vllm_turns.Guest`."""
         core.halt()
-        self._take_news(core)
+        self._collect_progress(core)
         self._paused += self._open.values()
         self._open = {}
 
@@ -190,33 +190,33 @@ class VllmEngine:
         if not (self._paused or self._waiting.ready) or not self._shared.is_free():
             return False
         with self._shared.turn_of(self) as core:
-            self._put_back(core)
-            self._go_on(core)
+            self._restore(core)
+            self._resume(core)
         return True
 
-    def _put_back(self, core: VllmCore) -> None:
+    def _restore(self, core: VllmCore) -> None:
         """Reload the serving weights, if any; they were proven, so a failure is EngineDied."""
         if self._serving is None:
             self._shared.leave()
             return
         try:
-            self._put(core, self._serving)
+            self._load_and_prove(core, self._serving)
         except WorkFailed as error:
             msg = f"vLLM does not serve version {self.version} as it did: {error}; {REMEDY}"
             raise EngineDied(msg) from error
 
-    def _put(self, core: VllmCore, weights: _Weights) -> None:
+    def _load_and_prove(self, core: VllmCore, weights: _Weights) -> None:
         """Load a file of weights and prove it; raises WorkFailed if that fails."""
         require_loaded(weights.digests, core.load(weights.file), self._places)
         prove_by(core.score, self.policy, weights.version)
 
-    def _served(self, weights: _Weights) -> None:
+    def _mark_serving(self, weights: _Weights) -> None:
         if self._serving is not None:
             self._serving.file.unlink()
         self._serving, self.version = weights, weights.version.version
         self._waiting.release(self.version)
 
-    def _go_on(self, core: VllmCore) -> None:
+    def _resume(self, core: VllmCore) -> None:
         """Submit the paused slots again, each continuing from the tokens that it has."""
         rows, self._paused = self._paused, []
         for row in rows:
@@ -243,34 +243,35 @@ class VllmEngine:
         ticket = core.submit(row.tokens, row.call.sampling, row.limit - sampled, seed, stop_ids)
         self._open[ticket] = row
 
-    def _take_news(self, core: VllmCore) -> None:
+    def _collect_progress(self, core: VllmCore) -> None:
         """Add sampled tokens to their calls; they were sampled by the version now in force."""
-        while not core.news.empty():
-            news = core.news.get()
-            row = self._open.get(news.ticket)
-            if isinstance(news.failed, EngineDied):
-                raise news.failed
+        while not core.progress.empty():
+            progress = core.progress.get()
+            row = self._open.get(progress.ticket)
+            if isinstance(progress.failed, EngineDied):
+                raise progress.failed
             if row is None:  # aborted, or submitted again since
                 continue
-            if news.failed is not None:
-                del self._open[news.ticket]
-                failure = CallFailed(news.failed.code, str(news.failed), news.failed.retriable)
+            if progress.failed is not None:
+                del self._open[progress.ticket]
+                error = progress.failed
+                failure = CallFailed(error.code, str(error), error.retriable)
                 self._ended.append(EngineAnswer(row.call, failure))
             else:
-                self._extend(core, news, row)
+                self._extend(core, progress, row)
 
-    def _extend(self, core: VllmCore, news: RequestProgress, row: Slot) -> None:
-        for token, logprob in zip(news.tokens, news.logprobs, strict=True):
+    def _extend(self, core: VllmCore, progress: RequestProgress, row: Slot) -> None:
+        for token, logprob in zip(progress.tokens, progress.logprobs, strict=True):
             row.add(token, logprob, self.version, self.policy.end_ids)
             self.sampled_tokens += 1
             if row.finish:  # only this process knows stop strings
                 break
-        if news.ended and not row.finish:
+        if progress.ended and not row.finish:
             row.finish = "length"
         if row.finish:
-            del self._open[news.ticket]
-            if not news.ended:
-                core.forget(news.ticket)
+            del self._open[progress.ticket]
+            if not progress.ended:
+                core.forget(progress.ticket)
             self._answer(row)
 
     def _answer(self, row: Slot) -> None:

@@ -1,7 +1,7 @@
 """One vLLM shared by all engines of a policy, as each costs gigabytes and most of a minute.
 
 An engine with work loads its weights and takes a turn; the others wait. A turn lasts a multiple of
-the time that it took to begin, so that at most a tenth of the time goes into exchanging weights,
+the time that its start took, so that at most a tenth of the time goes into exchanging weights,
 for any number of versions. An engine without work keeps its turn until another has work.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 from rollcall.inference.vllm_core import CoreOptions, VllmCore
 
 TURN = 10
-"""The duration of a turn while others wait, as a multiple of the time that it took to begin."""
+"""The duration of a turn while others wait, as a multiple of the time that its start took."""
 
 
 class Guest(Protocol):
@@ -67,7 +67,7 @@ class SharedVllm:
     def turn_of(self, guest: Guest) -> Iterator[VllmCore]:
         """Stop the engine that has the turn; the caller loads its weights within the context."""
         assert self.core is not None
-        began, before = self._clock(), self.guest()
+        started, before = self._clock(), self.guest()
         if before is not None:
             before.pause(self.core)
         self._guest = weakref.ref(guest)
@@ -75,7 +75,7 @@ class SharedVllm:
             yield self.core
         finally:
             self._since = self._clock()
-            self._took_s = self._since - began
+            self._took_s = self._since - started
 
     def leave(self) -> None:
         """Mark the weights in vLLM as belonging to no engine."""

@@ -84,5 +84,5 @@ def _is_packed(layer: torch.nn.Module) -> bool:
     if not weight.numel():
         return True
     weight.zero_()
-    told = method.apply(layer, torch.ones(1, weight.shape[-1], dtype=weight.dtype), None)
-    return bool(told.any())
+    output = method.apply(layer, torch.ones(1, weight.shape[-1], dtype=weight.dtype), None)
+    return bool(output.any())

@@ -1,19 +1,19 @@
 """An agent's process as an environment: its requests are observations, replies are actions.
 
-A step delivers the replies of its action (`AgentAction`), each to the first
-request that waits for it, and shows the new requests. An ask is identified by its digest and its
-occurrence, so equal ones may come in any order. A reply without a waiting request belongs to the
-session's history, which the process, or its replacement, has yet to replay: until it has asked for
-all those replies nothing is shown, and its other requests are held back.
+A step delivers the replies of its action (`AgentAction`), each to the first request that waits for
+it, and shows the new requests. A request is identified by its digest and its occurrence, so equal
+ones may come in any order. A reply without a waiting request belongs to the session's history,
+which the process, or its replacement, has yet to replay: until it has requested all those replies
+nothing is shown, and its other requests are held back.
 
-A process that a signal ends is restarted, a few times in a session, with a new endpoint (a line);
-it replays all replies so far. A process that does not repeat the recorded asks has diverged:
+A process that a signal ends is restarted, a few times in a session, with a new endpoint, and
+replays all replies so far. A process that does not repeat the recorded requests has diverged:
 `session_lost`, and the rollout may try another attempt. The same error is raised at once if a
 process in the box of its task was ended by a signal: its changes there cannot be undone for a
 replacement.
 
-While some requests wait for the model, callers that got a reply continue, and may soon ask for
-more. A step waits a little for that: `rollcall.sandbox.environments.reply_history`.
+While some requests wait for the model, callers that got a reply continue, and may soon send more.
+A step waits a little for that: `rollcall.sandbox.environments.reply_history`.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ from rollcall.schemas.known_requests import KnownFingerprints
 from rollcall.schemas.untrusted_text import clean_text
 
 CATCH_UP_S = 10.0
-"""Seconds that a process may take from one recorded ask to the next while it replays its history
-and another request of it is held back."""
+"""Seconds that a process may take from one recorded request to the next while it replays its
+history and another request of it is held back."""
 RESTARTS = 2
-SAID_CHARS = 300
+QUOTED_CHARS = 300
 
 log = structlog.get_logger()
 
 
 class HostedAgent:
-    """One agent process, its endpoint (the line), and the replies it was given."""
+    """One agent process, its endpoint, and the replies it was given."""
 
     replayable = True
     slot = "hosted"
@@ -80,7 +80,7 @@ class HostedAgent:
         `box` is where the agent runs: `rollcall.sandbox.agents.agent_box`.
         """
         self._agent, self._policies, self._task, self._host = agent, policies, task, host
-        self._where = box
+        self._box_choice = box
         config = task.get("config", {})
         self._catch_up_s = float(config.get("catch_up_s", CATCH_UP_S))
         self._restarts = int(config.get("restarts", RESTARTS))
@@ -93,11 +93,11 @@ class HostedAgent:
         self._endpoint: AgentEndpoint | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
-        self._told = ReplyHistory()
+        self._history = ReplyHistory()
         self._open: Counter[str] = Counter()
-        """Asks that were shown, or that the rollout reports as open: they are not shown again."""
+        """Requests that were shown, or that the rollout has as open: they are not shown again."""
         self._known = KnownFingerprints()
-        self._patience = AdaptiveWait(self._now)
+        self._wait = AdaptiveWait(self._now)
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -106,27 +106,27 @@ class HostedAgent:
         return kind_of(environment).slots if environment else ()
 
     async def open(self, seed: int) -> Observation:
-        """Start the process and wait for its first ask. Raises WorkFailed if the start fails."""
+        """Start the process and wait for its first request. Raises WorkFailed if that fails."""
         self._task = {**self._task, "seed": seed}
-        await self._begin()
-        return await self._next()
+        await self._start()
+        return await self._next_observation()
 
     async def step(self, action: str) -> Observation:
-        """Deliver the ready replies, and wait for new asks.
+        """Deliver the ready replies, and wait for new requests.
 
         Raises WorkFailed(`session_lost`), and WireError for a malformed action.
         """
-        told = AgentAction.of(action)
-        late = self._look()
-        self._patience.learn(late=bool(late))
-        self._known.apply(told)
-        self._open = Counter(told.open)
-        self._told.append(action)
-        for reply in told.replies:
-            self._patience.told(reply.d)
-            self._tell(reply)
+        ready = AgentAction.of(action)
+        late = self._new_requests()
+        self._wait.learn(late=bool(late))
+        self._known.apply(ready)
+        self._open = Counter(ready.open)
+        self._history.append(action)
+        for reply in ready.replies:
+            self._wait.replied(reply.d)
+            self._deliver(reply)
         await asyncio.sleep(0)  # let the replies be written first, so that their callers continue
-        return await self._next(len(told.replies), len(late))
+        return await self._next_observation(len(ready.replies), len(late))
 
     async def close(self) -> None:
         """End the process and its endpoint. May be called twice."""
@@ -143,11 +143,11 @@ class HostedAgent:
         if box:
             await self._host.boxes.give_back(box)
 
-    async def _begin(self) -> None:
-        """Start a process with an endpoint; all earlier replies wait to be asked for again."""
-        self._told.begin_again()
+    async def _start(self) -> None:
+        """Start a process with an endpoint; it has to replay all earlier replies."""
+        self._history.start_replay()
         config = self._task.get("config", {})
-        home = await self._home(config)
+        home = await self._agent_box(config)
         listener = await home.box.listen(PORT) if home else None
         self._endpoint = endpoint = await self._host.open_endpoint(
             self._policies, self._task, listener
@@ -158,12 +158,12 @@ class HostedAgent:
         self._exit = asyncio.create_task(process.wait())
         self._exit.add_done_callback(lambda _: endpoint.wake())
 
-    async def _home(self, config: Mapping[str, Any]) -> AgentBox | None:
+    async def _agent_box(self, config: Mapping[str, Any]) -> AgentBox | None:
         """Return the box that the agent runs in; None if it runs in none. Raises WorkFailed."""
-        beside = self._where == BESIDE
-        if self._where == "none" or (beside and self._host.boxes.default == LOCAL):
+        beside = self._box_choice == BESIDE
+        if self._box_choice == "none" or (beside and self._host.boxes.default == LOCAL):
             return None
-        if self._where == "task":
+        if self._box_choice == "task":
             self._entered = self._host.boxes.enter_task()
             self._killed_before = (await self._entered.usage()).oom_kills
             return AgentBox(self._entered, HOME_IN_TASK)
@@ -172,94 +172,97 @@ class HostedAgent:
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
         return AgentBox(box, box.directory.decode())
 
-    def _tell(self, reply: Reply) -> None:
+    def _deliver(self, reply: Reply) -> None:
         assert self._endpoint is not None
         try:
             self._endpoint.answer(reply)
-        except KeyError:  # the process has not asked for it yet
-            self._told.wait(reply)
+        except KeyError:  # the process has not sent that request yet
+            self._history.queue(reply)
 
-    def _look(self) -> list[AgentRequest]:
-        """Return asks that are new to the rollout; answer recorded ones from the history."""
+    def _new_requests(self) -> list[AgentRequest]:
+        """Return requests that are new to the rollout; answer recorded ones from the history."""
         assert self._endpoint is not None
-        heard, new = Counter(self._open), []
+        shown, new = Counter(self._open), []
         for request in self._endpoint.open_requests():
             self._known.add(request)
-            if (reply := self._told.asked(request.d)) is not None:
+            if (reply := self._history.reply_to(request.d)) is not None:
                 self._endpoint.answer(reply)
-            elif heard[request.d]:
-                heard[request.d] -= 1
+            elif shown[request.d]:
+                shown[request.d] -= 1
             else:
                 new.append(request)
         return new
 
-    async def _next(self, told: int = 0, late: int = 0) -> Observation:
-        """Wait for the next observation; `told` replies were delivered, `late` asks came before."""
+    async def _next_observation(self, delivered: int = 0, late: int = 0) -> Observation:
+        """Wait for the next observation.
+
+        `delivered` replies were given in this step; `late` requests had come before it.
+        """
         await self._catch_up()
-        holds_until = self._patience.until()
+        holds_until = self._wait.until()
         while True:
-            new, ended = self._look(), self._exit is not None and self._exit.done()
+            new, ended = self._new_requests(), self._exit is not None and self._exit.done()
             if ended:
-                if (ending := await self._ended()) is not None:
+                if (ending := await self._end_or_restart()) is not None:
                     return ending
                 await self._catch_up()
                 continue
             others = bool(self._open) or late > 0
-            # As many asks as callers that may ask: no other is expected, so do not wait longer.
-            if new and (not others or len(new) >= told + late):
-                return self._shown(new)
+            # There are as many requests as callers that may send one, so none is missing.
+            if new and (not others or len(new) >= delivered + late):
+                return self._observation(new)
             left = holds_until - self._now() if others else None
             if left is not None and left <= 0:
-                self._patience.end()
-                return self._shown(new)
-            await self._change(left)
+                self._wait.end()
+                return self._observation(new)
+            await self._wait_for_change(left)
 
     async def _catch_up(self) -> None:
         """Wait until the process has replayed its history. Raises WorkFailed(`session_lost`)."""
-        left, since = self._told.left, self._now()
+        left, since = self._history.left, self._now()
         while left:
-            held = self._look()
-            # The deadline runs only while another ask is held: the process may just be computing.
-            if self._told.left < left or not held:
-                left, since = self._told.left, self._now()
+            held = self._new_requests()
+            # The deadline runs only while another request is held: else it may be computing.
+            if self._history.left < left or not held:
+                left, since = self._history.left, self._now()
             elif self._now() - since >= self._catch_up_s:
-                raise self._diverged(held)
+                raise self._divergence(held)
             if left and self._exit is not None and self._exit.done():
-                if await self._ended() is not None:
-                    raise self._diverged(held)
+                if await self._end_or_restart() is not None:
+                    raise self._divergence(held)
             elif left:
-                await self._change(since + self._catch_up_s - self._now() if held else None)
+                await self._wait_for_change(
+                    since + self._catch_up_s - self._now() if held else None
+                )
 
-    async def _change(self, timeout_s: float | None) -> None:
-        """Wait for an ask, the end of the process (which wakes the line), or the timeout."""
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
+        """Wait for a request, the end of the process (which wakes the endpoint), or the timeout."""
         assert self._endpoint is not None
         await self._endpoint.wait(timeout_s)
 
-    def _shown(self, new: Sequence[AgentRequest]) -> Observation:
+    def _observation(self, new: Sequence[AgentRequest]) -> Observation:
         assert self._endpoint is not None
-        told = choose_bases(new, self._known.at_both_ends(), self._known.by_name())
-        for each in told:
+        chosen = choose_bases(new, self._known.at_both_ends(), self._known.by_name())
+        for each in chosen:
             if each.same < each.request.left_out:
-                msg = (
-                    f"ask {each.request.d} cannot be told again: what it went on from is forgotten"
-                )
+                msg = f"request {each.request.d} continues one that is not known any more"
                 raise WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
-        # Hold the only open ask without the messages that the rollout has already, to save memory.
+        # To save memory, hold the only open request without the messages that the rollout has.
         if len(new) == 1 and not self._open:
-            self._endpoint.shorten(
-                told[0].request, told[0].request.shortened(told[0].fingerprint, told[0].same)
-            )
+            only = chosen[0]
+            short = only.request.shortened(only.fingerprint, only.same)
+            self._endpoint.shorten(only.request, short)
         for request in new:
-            self._patience.shown(request.d)
+            self._wait.shown(request.d)
             self._open[request.d] += 1
-        return Observation(differences_text(told))
+        return Observation(differences_text(chosen))
 
-    async def _ended(self) -> Observation | None:
+    async def _end_or_restart(self) -> Observation | None:
         """Return the last observation of an ended process; None if it was restarted."""
         assert self._exit is not None
         ended = self._exit.result()
-        over = self._entered is not None and self._over(self._entered)
-        starved = self._entered is not None and await self._starved(self._entered)
+        over = self._entered is not None and self._episode_over(self._entered)
+        starved = self._entered is not None and await self._out_of_memory(self._entered)
         over = over or starved
         if ended.code is None and self._entered is not None and not over:
             msg = f"agent {self._agent!r} was ended by signal {ended.signal} in its task's box"
@@ -268,7 +271,7 @@ class HostedAgent:
             self._restarts -= 1
             log.warning("agent_restarted", session=self._host.place, signal=ended.signal)
             await self.close()
-            await self._begin()
+            await self._start()
             return None
         info: dict[str, object] = {
             "exit_code": ended.code,
@@ -278,21 +281,21 @@ class HostedAgent:
         if starved:
             info[STARVED] = True
         if len(ended.output) > len(ended.last_words.encode()):
-            info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
+            info |= {"output": await self._stored_output(ended), "output_bytes": ended.output_bytes}
         return Observation(differences_text([]), terminated=True, info=info)
 
-    def _over(self, box: Box) -> bool:
+    def _episode_over(self, box: Box) -> bool:
         """Return True if its task's environment has ended the episode and all in its box."""
         return box.episode_over or not self._host.boxes.holds(box)
 
-    async def _starved(self, box: Box) -> bool:
+    async def _out_of_memory(self, box: Box) -> bool:
         """Return True if a process in its task's box was OOM-killed since the agent started.
 
         The episode's own commands caused that, so the agent counts as ended, not as lost.
         """
         return (await box.usage()).oom_kills > self._killed_before
 
-    async def _kept(self, ended: AgentExit) -> str:
+    async def _stored_output(self, ended: AgentExit) -> str:
         """Store its output and return the reference; empty if the store is unavailable."""
         try:
             return await asyncio.to_thread(self._host.keep, "output.txt", ended.output)
@@ -300,13 +303,13 @@ class HostedAgent:
             log.warning("agent_output_lost", session=self._host.place, error=str(error))
             return ""
 
-    def _diverged(self, held: Sequence[AgentRequest]) -> WorkFailed:
-        """Return the error for a process that does not repeat its recorded asks."""
-        first = self._told.first_left()
-        requests = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
+    def _divergence(self, held: Sequence[AgentRequest]) -> WorkFailed:
+        """Return the error for a process that does not repeat its recorded requests."""
+        first = self._history.first_left()
+        instead = f"sent {held[0].d[:8]}: {_end_of_text(held[0])}" if held else "sent nothing"
         msg = clean_text(
-            f"agent {self._agent!r} has diverged from its history: what was told "
-            f"{first.d[:8]} ({_said(first)}) is not asked for, and it {requests}"
+            f"agent {self._agent!r} has diverged from its history: it did not send request "
+            f"{first.d[:8]}, with the reply {_begin_of_text(first)}, and {instead}"
         )
         log.warning("agent_diverged", session=self._host.place, difference=msg)
         return WorkFailed(FailureCode.SESSION_LOST, msg, retriable=False)
@@ -315,13 +318,13 @@ class HostedAgent:
         return asyncio.get_running_loop().time()
 
 
-def _last_of(request: AgentRequest) -> str:
-    """Return the end of an ask's text, for an error message."""
+def _end_of_text(request: AgentRequest) -> str:
+    """Return the end of a request's text, for an error message."""
     text = request.messages[-1].content if request.messages else request.text
-    return repr(text[-SAID_CHARS:])
+    return repr(text[-QUOTED_CHARS:])
 
 
-def _said(reply: Reply) -> str:
+def _begin_of_text(reply: Reply) -> str:
     """Return the beginning of a reply's text, for an error message."""
     if isinstance(reply, ModelReply):
         text = reply.choices[0].text if reply.choices else ""
@@ -329,4 +332,4 @@ def _said(reply: Reply) -> str:
         text = reply.text
     else:
         text = reply.error
-    return repr(text[:SAID_CHARS])
+    return repr(text[:QUOTED_CHARS])

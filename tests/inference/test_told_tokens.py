@@ -50,10 +50,10 @@ def api(lake: Path) -> TokenCompletions:
 
 def answered(api: TokenCompletions, text: str, ids: Any, **choice: Any) -> Any:
     """What an answer comes to, as it comes over the wire."""
-    asked = api.asked(call("r", max_tokens=8))
+    asked = api.request_for(call("r", max_tokens=8))
     payload = sampled(asked.body, text, ids if isinstance(ids, list) else [], **choice)
     payload["choices"][0]["token_ids"] = ids
-    return api.answered(asked, json.loads(json.dumps(payload)))
+    return api.read_answer(asked, json.loads(json.dumps(payload)))
 
 
 def spelled(api: TokenCompletions, ids: list[int]) -> str:

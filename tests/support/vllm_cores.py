@@ -26,8 +26,8 @@ class Cores:
         """Stop whatever was asked of those that are lent, and lend them again."""
         for core in self.lent:
             core.halt()
-            while not core.news.empty():
-                core.news.get()
+            while not core.progress.empty():
+                core.progress.get()
         self.free, self.lent = self.free + self.lent, []
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ def replied(clock: Clock, *, after_s: float) -> AdaptiveWait:
     patience = AdaptiveWait(clock)
     patience.shown("a")
     clock.pass_by(after_s)
-    patience.told("a")
+    patience.replied("a")
     return patience
 
 

@@ -90,7 +90,7 @@ the membership has ended."""
 GOODBYE_S = 2.0
 """The time that a broker has to answer a leaving member before it counts as unavailable."""
 GIVE_BACK_POLL_S = 0.02
-GO_ON = "To go on with the new one restart with --accept-truncation"
+CONTINUE = "To continue with the new one, restart with --accept-truncation"
 LOOKING = "rollcall-reader"
 """The group id of readers without a group; no consumer subscribes with it."""
 RETRY_S = 0.1
@@ -227,7 +227,7 @@ class KafkaSource(_Polling):
     ) -> None:
         self._admin = admin
         self._cuts = CutFinder(settings, admin)
-        self._watch = TopicWatch(admin, GO_ON)
+        self._watch = TopicWatch(admin, CONTINUE)
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
         self._consumer = checked_client(Consumer, quiet(config, self._fatal), KafkaException)

@@ -159,7 +159,7 @@ class MemoryLog(MemoryTopics):
         """Commit for a group without members; raises Refused if it has some."""
         held = self.group(group)
         if held.members:
-            msg = f"group {group!r} has members; nobody else may commit for it"
+            msg = f"group {group!r} has members, which alone may commit for it; stop them"
             raise Refused(msg)
         for commit in commits:
             held.record_commit(commit)

@@ -228,6 +228,6 @@ class MemoryTopics:
 
 def _gone(topic: str, partition: int, why: str) -> str:
     return (
-        f"reading {topic} {partition} failed: {why}. To go on from what is left restart with "
+        f"reading {topic} {partition} failed: {why}. To continue from what is left, restart with "
         "--accept-truncation"
     )

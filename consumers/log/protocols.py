@@ -104,8 +104,8 @@ class OpenTransaction:
         since = f" since {began:%Y-%m-%d %H:%M:%S} UTC" if self.since_ms else ""
         named = f"--topic {self.topic} --partition {self.partition}"
         return (
-            f"{self.topic} {self.partition}: a producer holds a transaction open{since}, so nobody "
-            f"reads offsets {self.first} to {self.end - 1}. `kafka-transactions.sh "
+            f"{self.topic} {self.partition}: a producer holds a transaction open{since}, which "
+            f"hides offsets {self.first} to {self.end - 1} from readers. `kafka-transactions.sh "
             f"describe-producers {named}` names it, `kafka-transactions.sh abort {named} "
             f"--start-offset {self.first}` ends it; else it ends with its producer's "
             "transaction.timeout.ms"

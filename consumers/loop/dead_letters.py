@@ -207,8 +207,8 @@ class DeadLetters:
             msg = (
                 f"{self.in_a_row} unreadable records in a row, {share:.0%} of the last "
                 f"{STORM_WINDOW}, last on {place}: {error}; look at them with "
-                f"`rollcall dlq list --source {record.topic}` and stop whoever writes them before "
-                "starting this group again: it would stop again here. `rollcall dlq skip "
+                f"`rollcall dlq list --source {record.topic}` and stop their writer before this "
+                "group is started again: it would stop again here. `rollcall dlq skip "
                 f"{self.group} {record.topic} {record.partition}@FIRST-LAST` takes it past them"
             )
             raise DeadLetterStorm(msg)

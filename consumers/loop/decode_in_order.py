@@ -47,7 +47,7 @@ class DecodeInOrder(Generic[M]):
     With `skipped`, a record with a missing schema, or one of another type, waits too: after a
     registry assigned its ids anew, good records look like that, and all readers of a topic must
     agree. It waits until the schema is back, an operator has it skipped, or the reader's time for
-    this is used up: one record must not stop all readers for ever.
+    this is used up: one record must not stop all readers forever.
     """
 
     def __init__(

@@ -176,8 +176,8 @@ class Loop:
         if start < held.log_start:
             msg = (
                 f"{held.topic} {held.partition} begins at {held.log_start}, but offset {start} is "
-                "needed; retention has passed it. What is lost is lost: restart with "
-                "--accept-truncation to go on from what is still there"
+                "needed; retention has passed it. To continue from what is left, restart with "
+                "--accept-truncation"
             )
             raise JournalGone(msg)
         progress.suspicion.begin_at(start, progress.next_offset)
@@ -197,7 +197,7 @@ class Loop:
         if lost is None:
             return held
         if not self.accept_truncation:
-            msg = f"{lost}. To go on from there restart with --accept-truncation"
+            msg = f"{lost}. To continue from there, restart with --accept-truncation"
             raise JournalGone(msg)
         log.warning("loss_accepted", group=self.dead_letters.group, lost=str(lost))
         return replace(held, committed=lost.goes_on, metadata="", cut=None)

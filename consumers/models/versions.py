@@ -7,7 +7,7 @@ over.
 A wrong canary shows that record and engine do not fit, but not which of them is wrong. A server
 with weights in service keeps them, loads the version again, and stops after three wrong canaries in
 a row. A starting server has just loaded everything, so it refuses the record. So a bad record costs
-each server one restart, and a bad engine does not serve old weights for ever.
+each server one restart, and a bad engine does not serve old weights forever.
 """
 
 from collections.abc import Callable

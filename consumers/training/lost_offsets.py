@@ -74,7 +74,9 @@ class LostOffsets:
         lost = tuple(self._lost())
         if lost and not accept:
             more = f" ({len(lost) - 1} more partitions have lost records, too)" if lost[1:] else ""
-            msg = f"{lost[0]}{more}. To go on from what is left restart with --accept-truncation"
+            msg = (
+                f"{lost[0]}{more}. To continue from what is left, restart with --accept-truncation"
+            )
             raise JournalGone(msg)
         for each in lost:
             log.warning("loss_accepted", run=self.run.run_id, lost=str(each))

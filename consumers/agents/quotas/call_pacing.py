@@ -8,7 +8,7 @@ journal cannot know which were sent: it sends all outstanding calls again and pa
 
 A worker's share of a limit is that of the journals it holds: the limit is divided among the
 partitions so that all parts sum to it, and a worker pools the parts of its own. A worker that holds
-any partition may run at least one rollout, since those waiting there would otherwise wait for ever:
+any partition may run at least one rollout, since those waiting there would otherwise never begin:
 all workers together thus keep a limit that is no smaller than their number. A partition that moves
 takes its part along at once; rollouts that run elsewhere under that part go on.
 """

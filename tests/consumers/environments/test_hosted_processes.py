@@ -12,6 +12,7 @@ import pytest
 from rollcall.schemas.messages import Task
 from tests.support.hosted_rollout import HostedRun
 from tests.support.process_host import lived
+from tests.support.tiers import cases
 
 FUNCTIONS = Path(__file__).parents[2] / "support" / "hosted_functions.py"
 
@@ -21,7 +22,7 @@ def hosted(function: str, seed: int = 0, **fields: Any) -> HostedRun:
     return HostedRun(config=config, random=Random(seed), **fields)
 
 
-@pytest.mark.parametrize("function", ["sequential", "parallel"])
+@pytest.mark.parametrize("function", cases(["parallel", "sequential"]))
 def test_a_process_killed_at_any_call_repeats_no_call(function: str, tmp_path: Path) -> None:
     echo = Task("tests.support.hosted_rollout:Echo")
     task = echo if function == "sequential" else Task(prompt="do it")

@@ -113,7 +113,7 @@ def test_a_streamed_group_that_does_not_fit_is_recomputed_with_the_others(
     assert "piece_tokens" in learner.step(in_groups(3))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS))
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
 def test_a_single_row_that_does_not_fit_fails_and_changes_nothing(
     model_directory: str, put: Put, kind: str, error: Exception

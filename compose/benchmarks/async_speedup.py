@@ -24,6 +24,7 @@ from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.trainer_setup import TrainerSetup
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.schemas.codec import Codec, LocalRegistry
@@ -233,7 +234,7 @@ def _trainer(
     rule = AdmissionRule(staleness, scale.slots, scale.slots, scale.group_size)
     run = TrainingRun("bench", slow_rollouts.POLICY, directory, {}, SCORING, rule)
     template = slow_rollouts.template("bench", scale.median_s)
-    return Trainer(
+    return TrainerSetup(
         "training",
         factory.log,
         factory.codec,
@@ -244,4 +245,4 @@ def _trainer(
         run,
         Draws(template, 0, scale.group_size, (0, UNBOUNDED)),
         in_use=VersionsInUse(factory, slow_rollouts.POLICY),
-    )
+    ).open()

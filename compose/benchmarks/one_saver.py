@@ -23,7 +23,7 @@ import torch
 from rollcall.compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
 from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.trainer_setup import TrainerSetup
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.schemas.codec import Codec, LocalRegistry
@@ -119,7 +119,7 @@ class SavedRun:
             publishing=Publishing(BFLOAT16, DELTA, full_every=1_000),
         )
         template = RolloutRequest("", Task(), policy_id=POLICY, run_id="bench", purpose="train")
-        self.trainer = Trainer(
+        self.trainer = TrainerSetup(
             "training",
             self.log,
             self.codec,
@@ -131,7 +131,7 @@ class SavedRun:
             Draws(template, 0, self.shape.answers, (0, 1_000)),
             in_use=VersionsInUse(self, POLICY),
             executor=ThreadPoolExecutor(1, "saver"),
-        )
+        ).open()
 
     def train(self) -> None:
         """Train to the end and announce all; before every second step, wait until all is saved."""

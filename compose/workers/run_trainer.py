@@ -49,14 +49,14 @@ def run_trainer(
 
     Raises Refused if the run's recipe needs several processes.
     """
-    from rollcall.consumers.training.trainer import Trainer
+    from rollcall.consumers.training.trainer_setup import TrainerSetup
     from rollcall.trainer.curation.reading import reading_of
 
     factory.codec.prepare(factory.topics.versions, PolicyVersion)
     factory.codec.prepare(factory.topics.train_steps, TrainStep)
     factory.codec.prepare(factory.topics.requests, RolloutRequest)
     config, learner = folder.learner(), learner or _learner(factory, folder)
-    return Trainer(
+    return TrainerSetup(
         name,
         factory.log,
         factory.codec,
@@ -75,7 +75,7 @@ def run_trainer(
         accept_truncation=accept,
         # Inline if all workers share this process, so that the order of events is deterministic.
         executor=ThreadPoolExecutor(1, "saver") if factory.watched else InlineExecutor(),
-    )
+    ).open()
 
 
 def _learner(factory: WorkerFactory, folder: "RunFolder") -> "Learner":

@@ -3,21 +3,24 @@
 After the last step, and before the starting weights are evaluated, only evaluations are requested.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from rollcall.consumers.training.cancels import REDUNDANT, Cancels
 from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.consumers.training.other_policies import OtherPolicies
+from rollcall.consumers.training.resumption import Resumption
 from rollcall.consumers.training.rollout_continuation import RolloutContinuation
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.producers.submit import Submitter
-from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.messages import UNFINISHED, RolloutRequest
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.learner.step import Learner
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class GroupAdmission:
     """Keeps as many rollouts in flight as the admission rule of a run allows."""
 
@@ -29,7 +32,25 @@ class GroupAdmission:
     evaluations: Evaluations
     others: OtherPolicies
     submitter: Submitter
-    continuing: RolloutContinuation | None
+    cancels: Cancels
+    continuing: RolloutContinuation | None = None
+    """Cancels running rollouts when a batch is complete; None if the run cancels none."""
+
+    def resume(self, known: Resumption, cut_off: Iterable[str]) -> None:
+        """Continue what an earlier trainer has begun: complete its groups, repeat its cancels."""
+        for draw in range(self.ledger.next_draw, known.highest_draw + 1):
+            self.published(draw, self.curriculum.group(draw))
+        for draw, rollout_id in known.continued:
+            self.ledger.record_resumed(draw, rollout_id)
+        if self.run.admits:
+            self.submitter.publish(*known.unfinished)
+            self.cancels.ask(self.ledger.losers(), REDUNDANT)
+            self.cancels.ask(cut_off, UNFINISHED)
+
+    def cancel_redundant(self, rollout_ids: Iterable[str]) -> None:
+        """Ask for rollouts to end whose groups are complete without them."""
+        if self.run.admits:
+            self.cancels.ask(rollout_ids, REDUNDANT)
 
     def stopped(self) -> bool:
         """Return True if no further step is taken: all are done, or the goal is reached."""

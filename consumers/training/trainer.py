@@ -6,49 +6,23 @@ restart reads on from there. So the trainer reads with `assign`, not as a group 
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
-from rollcall.consumers.heldout import HeldOut
-from rollcall.consumers.log.protocols import Log, Record
-from rollcall.consumers.loop.inline_executor import InlineExecutor
-from rollcall.consumers.training.announcement import Announcements
+from rollcall.consumers.log.protocols import Reader, Record
 from rollcall.consumers.training.batch_training import BatchTraining
-from rollcall.consumers.training.cancels import REDUNDANT, Cancels
-from rollcall.consumers.training.evaluations import Evaluations
-from rollcall.consumers.training.fence import Fence
 from rollcall.consumers.training.group_admission import GroupAdmission
-from rollcall.consumers.training.lost_offsets import LostOffsets
-from rollcall.consumers.training.other_policies import OtherPolicies
-from rollcall.consumers.training.restored_intake import IntakeMaker
+from rollcall.consumers.training.intake import Intake
 from rollcall.consumers.training.resumption import RunLog
-from rollcall.consumers.training.retention import Retention, VersionsInUseReader
-from rollcall.consumers.training.rollout_continuation import Continue, RolloutContinuation
 from rollcall.consumers.training.stall_detector import StallDetector
-from rollcall.consumers.training.step_balance import StepBalance
 from rollcall.consumers.training.step_saver import FLUSH_S, StepSaver
-from rollcall.consumers.training.streamed_step import StreamedStep
-from rollcall.consumers.training.training_run import TrainingRun
-from rollcall.producers.admission import Draws
-from rollcall.producers.curators.curator import Curator
-from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.producers.publisher import Publisher, flush_all
-from rollcall.producers.submit import Submitter
-from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import Refused, Unavailable
-from rollcall.schemas.messages import UNFINISHED, RolloutRequest
-from rollcall.schemas.topics import Topics
-from rollcall.trainer.checkpoints import checkpoint as checkpoints
-from rollcall.trainer.checkpoints.consumption import Asked
+from rollcall.schemas.errors import Unavailable
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.borrowed_samples import Reencode
-from rollcall.trainer.curation.reading import Reading
 from rollcall.trainer.learner.step import Learner
-from rollcall.trainer.weights import weights_files
 
 ACK_S = 1.0
 """The longest wait of a turn for acks before a step."""
@@ -62,138 +36,30 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains one policy of one run."""
+    """Trains one policy of one run; made by `TrainerSetup.open`."""
 
-    name: str
-    log: Log
-    codec: Codec
-    topics: Topics
-    publisher: Publisher
-    learner: Learner
     config: LearnerConfig
-    run: TrainingRun
-    draws: Draws
-    heldout: HeldOut | None = None
-    curators: Sequence[Curator] = ()
-    """The rules that choose the tasks; without them tasks are drawn uniformly."""
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-    in_use: VersionsInUseReader = field(kw_only=True)
-    """Reads from the log which versions are in use."""
-    continue_: Continue | None = field(default=None, kw_only=True)
-    """Makes the requests that continue cancelled rollouts; needed if rollouts may be cancelled."""
-    reencode: Reencode | None = field(default=None, kw_only=True)
-    """Reads shared text of others; needed if some is shared."""
-    reading: Reading = field(default=Reading(), kw_only=True)
-    """The limits of what the policy can read; unknown for a learner without a model."""
-    executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
-    """Saves steps; with a thread, while the next batch is trained."""
-    accept_truncation: bool = field(default=False, kw_only=True)
-    """True to continue without consumed records that the log has lost."""
+    learner: Learner
+    publisher: Publisher
+    reader: Reader
+    """Reads the scored trajectories."""
+    past: RunLog
+    intake: Intake
+    admission: GroupAdmission
+    saver: StepSaver
+    training: BatchTraining
+    stall_detector: StallDetector
+    clock: Callable[[], float]
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """Records that were polled and not processed yet."""
-    _looked_at: float = field(default=0.0, init=False)
+    _looked_at: float = field(init=False)
     """The time when the newest weights were last checked."""
 
     def __post_init__(self) -> None:
-        latest = checkpoints.load_latest(self.run.checkpoints)
-        marks = LostOffsets(self.log, self.topics, self.run, latest.checkpoint)
-        beginning = marks.beginning(accept=self.accept_truncation)
-        self.run = beginning.run
-        self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
-        self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
-        self.announcements = Announcements(self.codec, self.topics, self.run, self.learner)
-        self.past = RunLog(self.log, self.codec, self.topics, self.run)
-        self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
-        self.balance = StepBalance(self.clock)
-        self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
-        self._resume(replace(latest, checkpoint=beginning.held))
-        self.stall_detector.has_lost = bool(beginning.lost)
+        self.buffer, self.ledger = self.intake.buffer, self.intake.ledger
+        self.continuing, self.run = self.admission.continuing, self.admission.run
+        self.curriculum, self.evaluations = self.intake.curriculum, self.intake.evaluations
         self._looked_at = self.clock()
-        self.balance.begin(self.buffer.drops())
-        self.reader = self.intake.reader(self.log, self.topics.scored)
-        with suppress(Unavailable):  # every turn asks again
-            self.admission.evaluate_if_due()
-
-    def _resume(self, latest: checkpoints.LatestCheckpoint) -> None:
-        """Load the newest checkpoint, or make version 0; then announce what was not announced."""
-        weights_files.clear_temporary(self.run.weights)
-        announced = self.past.announced()
-        for reason in latest.passed_over:
-            log.warning("checkpoint_skipped", reason=reason)
-        held = latest.checkpoint
-        known = self.past.known(held, self.curriculum)
-        if held is not None and latest.path is not None:
-            checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
-        self.ledger = known.ledger
-        # Cancels of the process that saved the checkpoint may have been lost when it ended.
-        cut_off = self.ledger.unended() if self.config.cuts_off else []
-        self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
-        highest = max(announced.highest_version, announced.highest_step_record)
-        newest = max(highest, held.version if held else -1)
-        weights_files.clear_unannounced(self.run.weights, newest)
-        abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
-        made_of = IntakeMaker(
-            self.past, self.config, self.announcements, self.curriculum, self.ledger,
-            self.evaluations, self.reencode, self.clock,
-        )  # fmt: skip
-        self.intake = made_of.intake(held, abandoned)
-        self.buffer = self.intake.buffer
-        self._put_together(highest, abandoned, known.asked)
-        self.saver.begin(held, announced)
-        for draw in range(self.ledger.next_draw, known.highest_draw + 1):
-            self.admission.published(draw, self.curriculum.group(draw))
-        for draw, rollout_id in known.continued:
-            self.ledger.record_resumed(draw, rollout_id)
-        if self.run.admits:
-            self.submitter.publish(*known.unfinished)
-            self.cancels.ask(self.ledger.losers(), REDUNDANT)
-            self.cancels.ask(cut_off, UNFINISHED)
-
-    def _put_together(self, highest: int, abandoned: checkpoints.Ranges, asked: Asked) -> None:
-        """Build the parts that act on incoming rollouts: saving, admission, training."""
-        self.continuing = None
-        if self.config.cuts_off:
-            self.continuing = self._continuing()
-        later = self.config.save == "async"
-        self.saver = StepSaver(
-            self.name,
-            self.log.publisher() if later else self.publisher,
-            self.config,
-            self.intake,
-            highest,
-            abandoned,
-            asked,
-            Retention(self.run, self.config, self.in_use),
-            self.executor if later else InlineExecutor(),
-            Fence(self.log, self.codec, self.topics, self.run, self.name),
-        )
-        self.admission = GroupAdmission(
-            self.run, self.config, self.learner, self.ledger, self.curriculum, self.evaluations,
-            self.others, self.submitter, self.continuing,
-        )  # fmt: skip
-        self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
-        self.stall_detector = StallDetector(self.admission, self.intake, self.clock)
-        self.training = BatchTraining(
-            self.config, self.intake, self.saver, self.balance, self.streamed, self.clock,
-            self.reading,
-        )  # fmt: skip
-
-    def _continuing(self) -> RolloutContinuation:
-        """Return the part that continues cancelled rollouts. Raises Refused if none can be."""
-        why = "batch" if self.config.refills else "over_provision"
-        if not self.run.admits or self.run.others:
-            msg = f"{why} cancels rollouts of a run with one policy; take it out of [learner]"
-            raise Refused(msg)
-        if self.continue_ is None:
-            msg = f"{why} needs a log to go on with cancelled rollouts from; give continue_"
-            raise Refused(msg)
-        return RolloutContinuation(
-            self.buffer, self.ledger, self.cancels, self.submitter, self.continue_, self.clock
-        )
-
-    def _ask_pinned(self, *requests: RolloutRequest) -> None:
-        """Request evaluations with the current versions of the other policies."""
-        self.submitter.publish(*map(self.others.pinned, requests))
 
     def go_on(self, stopping: Callable[[], bool]) -> None:
         """Train until the run is done or is stopped; at the end all announcements are acked."""
@@ -222,16 +88,14 @@ class Trainer:
         self.saver.fence.follow()
         self.saver.save_trained(wait=self.admission.stopped())
         self._look_for_weights()
-        self.others.follow()
+        self.admission.others.follow()
         self.admission.evaluate_if_due()
         records = len(self._unread)
         while self._unread:
             self.intake.offer(self._unread[0])
             self._unread.popleft()
         self.intake.note_dropped()
-        losers = self.buffer.losers()
-        if self.run.admits:
-            self.cancels.ask(losers, REDUNDANT)
+        self.admission.cancel_redundant(self.buffer.losers())
         self.curriculum.settle(self.ledger.low)
         self.stall_detector.log_if_forced()
         resumed = self.admission.go_on()
@@ -264,7 +128,7 @@ class Trainer:
             return False
         groups, tried = self.config.groups_per_step, bool(self.training.batch)
         if self.config.stream and not tried:
-            self.streamed.add_complete()
+            self.training.streamed.add_complete()
         asked = self.saver.asked
         if tried or self.buffer.whole(groups):
             if self.publisher.flush(ACK_S):

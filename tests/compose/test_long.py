@@ -25,6 +25,7 @@ from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.consumers.tables.query import open_tables
 from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.trainer_setup import TrainerSetup
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.sandbox.environment import Observation
@@ -136,7 +137,7 @@ def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
     )
     rule = AdmissionRule(0, SIZE, SIZE, SIZE)
     run = TrainingRun("long", POLICY, directory, {}, "default", rule, config.steps)
-    return Trainer(
+    return TrainerSetup(
         "training-1",
         cluster.log,
         cluster.codec,
@@ -147,7 +148,7 @@ def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
         run,
         Draws(template, 7, SIZE, (0, 100)),
         in_use=VersionsInUse(cluster, POLICY),
-    )
+    ).open()
 
 
 def read(cluster: MemoryCluster, topic: str, kind: type) -> list[Any]:

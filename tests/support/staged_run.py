@@ -15,6 +15,7 @@ from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.trainer_setup import TrainerSetup
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.producers.curators.curators import curators_of
@@ -149,11 +150,11 @@ class Stage:
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
         curators = curators_of(self.curator, self.tasks)
-        self.trainer = Trainer(
+        self.trainer = TrainerSetup(
             "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again,
             executor=self.executor(), accept_truncation=self.accept_truncation,
             in_use=VersionsInUse(self, "policy"),
-        )  # fmt: skip
+        ).open()  # fmt: skip
         return self.trainer
 
     def asked(self) -> list[RolloutRequest]:

@@ -14,6 +14,7 @@ from rollcall.consumers.agents.worker import CONTROL_EVERY_S
 from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.trainer_setup import TrainerSetup
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.admission import AdmissionRule, Draws
@@ -141,13 +142,13 @@ class UnevenRun:
         run = TrainingRun("run", POLICY, self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Looking()
         self.learner: Looking = learner
-        self.trainer = Trainer(
+        self.trainer = TrainerSetup(
             "t", self.log, self.codec, self.topics, self.log.publisher(), learner, config, run,
             Draws(self.template, 7, config.members, (0, TASKS)), None,
             curators_of(self.curator, TASKS),
             in_use=VersionsInUse(self.factory, POLICY),
             continue_=continuations(self.factory, config),
-        )  # fmt: skip
+        ).open()  # fmt: skip
         return self.trainer
 
     def turn(self) -> None:

@@ -211,8 +211,8 @@ def test_a_torn_evaluation_result_is_not_waited_for(tmp_path: Path) -> None:
     stage.end(second, reward=1.0)
     stage.turn()
 
-    assert stage.trainer.heldout is not None
-    assert stage.trainer.heldout.curve() == [(0, 1.0)]
+    assert stage.trainer.evaluations.heldout is not None
+    assert stage.trainer.evaluations.heldout.curve() == [(0, 1.0)]
     stage.drain()
 
 
@@ -273,8 +273,8 @@ def test_an_evaluation_with_an_unnamed_last_result_is_not_waited_for(
     for _ in range(3):
         stage.turn()
 
-    assert stage.trainer.heldout is not None
-    assert stage.trainer.heldout.complete(steps)
+    assert stage.trainer.evaluations.heldout is not None
+    assert stage.trainer.evaluations.heldout.complete(steps)
     stage.drain()
 
 
@@ -357,7 +357,7 @@ def test_a_restart_during_an_evaluation_asks_only_for_the_missing_rollouts(tmp_p
     # Given a trainer that died while it asked for an evaluation
     stage = Stage(tmp_path, seeds=(500, 504))
     stage.train(1)
-    stage.trainer.submitter.out = Dying(stage.log, "run/heldout/2/502")
+    stage.trainer.admission.submitter.out = Dying(stage.log, "run/heldout/2/502")
     with pytest.raises(Died):
         stage.train(2)
     assert len(held_out(stage, 2)) == 2

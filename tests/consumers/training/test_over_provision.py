@@ -248,7 +248,7 @@ def test_a_last_answer_without_a_following_call_is_in_the_trajectory(
     task = replace(run.template.task, seed=1)
     request = replace(run.template, rollout_id="r", task=task, purpose="replay", agent="fork",
                       agent_config=past.config(), group_id="g")  # fmt: skip
-    run.trainer.submitter.publish(request)
+    run.trainer.admission.submitter.publish(request)
 
     run.settle()
 
@@ -281,7 +281,7 @@ def test_a_continuation_gets_its_parents_remaining_limits(tmp_path: Path) -> Non
     shared = replace(run.template, task=task, purpose="replay", agent="fork", sampling=short,
                      agent_config=past.config())  # fmt: skip
     tokens = replace(run.template.limits, max_tokens=5)
-    run.trainer.submitter.publish(replace(shared, rollout_id="t", limits=tokens))
+    run.trainer.admission.submitter.publish(replace(shared, rollout_id="t", limits=tokens))
 
     run.settle()
 

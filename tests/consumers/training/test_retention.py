@@ -358,7 +358,7 @@ def test_an_unavailable_log_keeps_all_versions_and_stops_no_training(
         msg = "no broker"
         raise Unavailable(msg)
 
-    monkeypatch.setattr(type(stage.trainer.in_use), "announced", away)
+    monkeypatch.setattr(type(stage.trainer.saver.retention.in_use), "announced", away)
     with capture_logs() as logs:
         train(stage, STEPS - 1)
     assert versions(stage) == [*range(STEPS)]

@@ -149,7 +149,7 @@ def test_a_thread_pool_saves_every_step(tmp_path: Path) -> None:
     assert announced(stage) == [0, 1, 2, 3, 4]
     assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
     assert durable(stage) == 4
-    stage.trainer.executor.shutdown()
+    stage.trainer.saver.executor.shutdown()
 
 
 def test_a_store_outage_during_a_save_loses_nothing(

@@ -30,12 +30,12 @@ def test_every_step_uses_the_newest_weights_and_is_retrained_bit_for_bit(
     first = world.trainer()
     world.train(first, steps=1)
     for _ in range(2_000):
-        if first.streamed._added:
+        if first.training.streamed._added:
             break
         for loop in world.loops:
             loop.turn(0.0)
         first.turn(0.0)
-    assert first.streamed._added, "no group was added before its batch was whole"
+    assert first.training.streamed._added, "no group was added before its batch was whole"
 
     world.train(world.trainer())
 

@@ -109,8 +109,8 @@ def test_the_starting_weights_are_evaluated_before_training(world: World) -> Non
     world.train(trainer)
 
     requests = world.read(world.topics.requests, RolloutRequest)
-    assert trainer.heldout is not None
-    assert [version for version, _ in trainer.heldout.curve()] == [0, 2, 4]
+    assert trainer.evaluations.heldout is not None
+    assert [version for version, _ in trainer.evaluations.heldout.curve()] == [0, 2, 4]
     purposes = Counter(request.purpose for request in requests)
     assert purposes["evaluate"] == 3 * 6
     for request in requests:
@@ -136,8 +136,8 @@ def test_a_held_out_rollout_is_sampled_only_by_its_requested_version(
             assert version == trajectory.request.policy_version
             asked[version] += 1
     assert asked == dict.fromkeys(range(0, 14, 2), 6)
-    assert trainer.heldout is not None
-    assert [len(trainer.heldout.counted(version)) for version in asked] == [6] * 7
+    assert trainer.evaluations.heldout is not None
+    assert [len(trainer.evaluations.heldout.counted(version)) for version in asked] == [6] * 7
 
 
 def test_staleness_bounds_the_number_of_open_rollouts(world: World) -> None:

@@ -298,7 +298,7 @@ def test_the_record_of_a_run_reproduces_its_held_out_figures(tmp_path: Path) -> 
 
     found = evaluate(Selection(cluster, Range(run_id=run.folder.run_id)), "evaluate", 1.0)
 
-    assert trainer.heldout is not None
-    noted = trainer.heldout.curve()
+    assert trainer.evaluations.heldout is not None
+    noted = trainer.evaluations.heldout.curve()
     assert [(row.version, row.success.value) for row in rows(found)] == noted
     assert len(noted) == 3

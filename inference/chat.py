@@ -39,11 +39,9 @@ from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import arguments_of
 
 ROLES = ("system", "user", "assistant", "tool")
-SAID = "assistant"
+ASSISTANT = "assistant"
 """The role of the policy's own messages."""
-
-
-TOLD_IN = {"system", "assistant", "tool"}
+TOOL_ROLES = {"system", "assistant", "tool"}
 """Roles of messages that hold tool definitions, calls and results."""
 
 
@@ -174,12 +172,12 @@ class RoleTemplate:
         if self._tools is None and _has_tools(messages, tools):
             raise self._no_form()
         offered = offered_in(tools) if first and tools else None
-        said = [[message.content, message.tool_calls] for message in messages]
-        guard = self._shield.guard([said, offered])
+        texts = [[message.content, message.tool_calls] for message in messages]
+        guard = self._shield.guard([texts, offered])
         messages = [_hidden(guard, message) for message in messages]
         if self._tools is not None:
-            told = "" if offered is None else json.dumps(guard.hide(offered), ensure_ascii=False)
-            messages = with_tools_written(self._tools, messages, told)
+            hidden = "" if offered is None else json.dumps(guard.hide(offered), ensure_ascii=False)
+            messages = with_tools_written(self._tools, messages, hidden)
         ids = self._opening(first, ended)
         for message in messages:
             ids += self._before_of(message.role)
@@ -197,8 +195,8 @@ class RoleTemplate:
         """Return the reason why it cannot declare a tool format; empty if it can."""
         if self._kind == "words":
             return "a template of kind words takes no tools, those of kind chatml and roles do"
-        if lacks := TOLD_IN - self._roles:
-            return f"it has no `before` for {' and '.join(sorted(lacks))}"
+        if missing := TOOL_ROLES - self._roles:
+            return f"it has no `before` for {' and '.join(sorted(missing))}"
         return unwritable(name, self._tokenizer)
 
     def _opening(self, first: bool, ended: bool) -> list[int]:
@@ -215,12 +213,12 @@ class RoleTemplate:
 
 
 def _is_mark(text: str) -> bool:
-    """True if a template's text is in brackets, so that messages hardly contain it by chance."""
+    """Return True if a template's text is in brackets: messages hardly contain it by chance."""
     return re.fullmatch(r"[<\[]\S+[>\]]", text) is not None
 
 
 def _hidden(guard: TextGuard, message: Message) -> Message:
-    own = message.role == SAID
+    own = message.role == ASSISTANT
     return replace(
         message,
         content=guard.hide(message.content, own=own),
@@ -282,22 +280,22 @@ class JinjaTemplate:
         declared = (tools,) if tools and tools != NONE else ()
         self.digest = digest("jinja", tokenizer.chat_template, self._end, *declared).hex()
         self._refuse_if_it_looks_back()
-        self._manners = probe_message_form(self._text, self._suffix, self.tool_format)
+        self._message_form = probe_message_form(self._text, self._suffix, self.tool_format)
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
     ) -> list[int]:
         if self.tool_format == NONE and _has_tools(messages, tools):
             raise self._no_form()
-        said = self._manners.fitted([_as_dict(message) for message in messages], first=first)
+        turns = self._message_form.fitted([_as_dict(message) for message in messages], first=first)
         offered = offered_in(tools) if tools else None
-        guard = self._shield.guard([said, offered])
-        said = [guard.hide(each, own=each["role"] == SAID) for each in said]
+        guard = self._shield.guard([turns, offered])
+        turns = [guard.hide(each, own=each["role"] == ASSISTANT) for each in turns]
         offered = guard.hide(offered)
         if first:
-            text = self._text(said, offered, open_answer=True)
+            text = self._text(turns, offered, open_answer=True)
         else:
-            text = self._suffix(said, ended, offered) if said else ""
+            text = self._suffix(turns, ended, offered) if turns else ""
         return guard.encode(text, self._control)
 
     def _no_form(self) -> WorkFailed:
@@ -308,32 +306,32 @@ class JinjaTemplate:
         """
         why_not, others = {}, []
         for name, of in FORMATS.items():
-            why, tells = unwritable(name, self._tokenizer), False
+            why, shown = unwritable(name, self._tokenizer), False
             if not why:
-                why, tells = self._no_format(name)
-                others += [name] if not tells or of.taught.search(self._jinja) else []
+                why, shown = self._no_format(name)
+                others += [name] if not shown or of.taught.search(self._jinja) else []
             if why:
                 why_not[name] = why
         return no_form("jinja", why_not, others)
 
     def _no_format(self, name: str) -> tuple[str, bool]:
         """Return why the template cannot declare a format (or ""), and whether it renders tools."""
-        tells = shows_tools(self._manners, self._text)
+        shown = shows_tools(self._message_form, self._text)
         try:
             probe_message_form(self._text, self._suffix, name)
         except Refused as error:
-            return str(error), tells
-        return "" if tells else "the chat template tells nothing of tools", tells
+            return str(error), shown
+        return "" if shown else "the chat template tells nothing of tools", shown
 
     def _suffix(self, messages: Sequence[Said], ended: bool, tools: Any) -> str:
-        known = [_said("user", "A question."), _said("assistant", ANSWER)]
+        known = [_message("user", "A question."), _message("assistant", ANSWER)]
         if calls := _calls_of(messages):  # some templates take results only after calls
             known[1]["tool_calls"] = calls
         before = self._text(known, tools, open_answer=False)
         after = self._text([*known, *messages], tools, open_answer=True)
-        said, end, glue = before.rpartition(self._end)
-        spoken = said.rpartition(ANSWER)[2].strip() == "" and ANSWER in said
-        if not after.startswith(before) or not end or not (spoken or calls):
+        head, end, glue = before.rpartition(self._end)
+        answered = head.rpartition(ANSWER)[2].strip() == "" and ANSWER in head
+        if not after.startswith(before) or not end or not (answered or calls):
             msg = (
                 f"the chat template looks back: new messages change {before!r} into "
                 f"{after[: len(before)]!r}; name a template of kind roles in rollcall.json"
@@ -344,12 +342,12 @@ class JinjaTemplate:
 
     def _refuse_if_it_looks_back(self) -> None:
         """Raise Refused unless rendering turn by turn and at once gives the same text."""
-        question, more = [_said("user", "A question.")], [_said("user", "And now?")]
+        question, more = [_message("user", "A question.")], [_message("user", "And now?")]
         for probe in PROBES:
-            spoken = probe.format(ANSWER)
-            whole = [*question, _said("assistant", spoken), *more]
+            answer = probe.format(ANSWER)
+            whole = [*question, _message("assistant", answer), *more]
             try:
-                turns = self._text(question, None, open_answer=True) + spoken
+                turns = self._text(question, None, open_answer=True) + answer
                 turns += self._suffix(more, ended=False, tools=None)
                 at_once = self._text(whole, None, open_answer=True)
             except WorkFailed as error:
@@ -387,7 +385,7 @@ def _calls_of(messages: Sequence[Said]) -> list[Said]:
     ]
 
 
-def _said(role: str, content: str) -> Said:
+def _message(role: str, content: str) -> Said:
     return {"role": role, "content": content}
 
 

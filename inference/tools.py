@@ -56,13 +56,14 @@ def with_tools_written(of: ToolFormat, messages: Sequence[Message], tools: str) 
 
     Raises WorkFailed(`not_renderable`) for tools that are no JSON list.
     """
-    said = [_spoken(of, message) for message in messages]
+    written = [_with_calls_written(of, message) for message in messages]
     if not tools:
-        return said
-    told = of.definitions(offered_in(tools))
-    if said and said[0].role == "system":
-        return [replace(said[0], content=f"{said[0].content}\n\n{told}"), *said[1:]]
-    return [Message("system", told), *said]
+        return written
+    definitions = of.definitions(offered_in(tools))
+    if written and written[0].role == "system":
+        system = replace(written[0], content=f"{written[0].content}\n\n{definitions}")
+        return [system, *written[1:]]
+    return [Message("system", definitions), *written]
 
 
 def offered_in(tools: str) -> list[Any]:
@@ -150,10 +151,10 @@ def no_form(
         )
     else:
         remedy = "and can declare none"
-    told = "; ".join(
+    reasons = "; ".join(
         f'"tools": "{name}" cannot stand in it: {why}' for name, why in why_not.items()
     )
-    reasons = "" if fit else f" ({told})"
+    reasons = "" if fit else f" ({reasons})"
     last = "else call it without tools" if fit or wider else "call it without tools"
     msg = (
         f"the policy's template, of kind {kind!r}, has no form for tools; {remedy}{reasons}; {last}"
@@ -161,7 +162,7 @@ def no_form(
     return WorkFailed(FailureCode.NOT_RENDERABLE, msg, retriable=False)
 
 
-def _spoken(of: ToolFormat, message: Message) -> Message:
+def _with_calls_written(of: ToolFormat, message: Message) -> Message:
     if message.role == "tool":
         return replace(message, content=of.result(message.content))
     if not message.tool_calls:
@@ -187,7 +188,7 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINKS, THOUGHT = "<think>", "</think>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 MOST_MISSES = 1000
 """The most openings without a call that are parsed; text after so many is content."""
 DECODER = json.JSONDecoder()
@@ -236,14 +237,14 @@ def _hermes_parsed(text: str) -> tuple[str, Calls]:
 def _thoughts(text: str) -> list[tuple[int, int]]:
     """Return the spans of thinking; the prompt may have opened the first, the last may be cut."""
     spans, at = [], 0
-    closes = text.find(THOUGHT)
-    opens = text.find(THINKS)
+    closes = text.find(THINK_CLOSE)
+    opens = text.find(THINK_OPEN)
     if closes >= 0 and not 0 <= opens < closes:
-        at = closes + len(THOUGHT)
+        at = closes + len(THINK_CLOSE)
         spans.append((0, at))
-    while (opens := text.find(THINKS, at)) >= 0:
-        closes = text.find(THOUGHT, opens)
-        at = closes + len(THOUGHT) if closes >= 0 else len(text)
+    while (opens := text.find(THINK_OPEN, at)) >= 0:
+        closes = text.find(THINK_CLOSE, opens)
+        at = closes + len(THINK_CLOSE) if closes >= 0 else len(text)
         spans.append((opens, at))
     return spans
 

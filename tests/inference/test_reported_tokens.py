@@ -49,7 +49,7 @@ def api(lake: Path) -> TokenCompletions:
 
 
 def answered(api: TokenCompletions, text: str, ids: Any, **choice: Any) -> Any:
-    """What an answer comes to, as it comes over the wire."""
+    """Return the answer that the API reads from a payload."""
     asked = api.request_for(call("r", max_tokens=8))
     payload = sampled(asked.body, text, ids if isinstance(ids, list) else [], **choice)
     payload["choices"][0]["token_ids"] = ids

@@ -19,7 +19,6 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from rollcall.compose.strict_table import StrictTable, unknown_key
 from rollcall.sandbox.boxes import image_store
 from rollcall.sandbox.boxes.box import AUTO
 from rollcall.sandbox.boxes.driver_name import DriverName
@@ -32,6 +31,7 @@ from rollcall.schemas.redaction import (
     add_secrets_of_settings,
     add_secrets_of_url,
 )
+from rollcall.schemas.strict_table import StrictTable, unknown_key
 from rollcall.schemas.untrusted_text import describe_value
 
 PREFIX = "ROLLCALL_"

@@ -133,8 +133,8 @@ def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVers
     """Yield versions with small changes, as a trainer publishes them; the first is full."""
     import torch
 
-    from rollcall.trainer.config.learner_bounds import BFLOAT16
     from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.config.tables import BFLOAT16
     from rollcall.trainer.learner.step import Learner
     from rollcall.trainer.weights.publication import DELTA, Publication, Publishing
 

@@ -23,6 +23,7 @@ from rollcall.compose.files import refuse_no_folder
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.compose.settings import load_settings
 from rollcall.schemas.errors import Refused
+from rollcall.trainer.config.learner_table import LearnerTable
 
 LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
 STEP_SIZES = ("scheduled", "ess")
@@ -108,15 +109,15 @@ def at_lag(text: str, way: Variant) -> str:
     from rollcall.trainer.config.learner_config import LearnerConfig
 
     values: dict[str, Any] = tomllib.loads(endless(text))
-    learner = values.setdefault("learner", {})
+    values["learner"] = learner = LearnerTable(**values.get("learner", {})).given()
     for spelled in ("clip_low", "clip_high", "clip_dual"):
         learner.pop(spelled, None)
     learner |= {"loss": way.loss, "step_size": way.step_size, "max_staleness": way.lag}
     learner.setdefault("aggregate", LearnerConfig().aggregate)  # the same for all compared losses
     config = LearnerConfig.of(learner)
     # The buffer must hold all rollouts in flight, or reading would pause.
-    waiting = config.groups_per_step * (way.lag + 1)
-    learner["capacity_groups"] = max(config.capacity_groups, waiting)
+    waiting = config.groups.per_step * (way.lag + 1)
+    learner["capacity_groups"] = max(config.groups.capacity, waiting)
     values["max_running"] = max(values.get("max_running", 0), 4096, waiting * config.members)
     return tomli_w.dumps(values)
 

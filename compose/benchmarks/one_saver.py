@@ -31,8 +31,8 @@ from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, Train
 from rollcall.schemas.published_weights import Published
 from rollcall.schemas.topics import Topics, wanted
 from rollcall.schemas.weights import sha256s_of
-from rollcall.trainer.config.learner_bounds import BFLOAT16
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import BFLOAT16
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.publication import DELTA, Publishing, rounded

@@ -135,7 +135,7 @@ def training(
 
     rank_processes.share_cores()
     folder = run_folder.find(settings().state(), run)
-    ranks = folder.learner().ranks
+    ranks = folder.learner().computation.ranks
     if ranks > 1 and not rank_processes.begun_by_torchrun():
         named = ("--name", name) if name else ()
         accepts = ("--accept-truncation",) if accept_truncation else ()

@@ -117,6 +117,6 @@ def watch_of(folder: RunFolder) -> RunWatch:
         learner.steps,
         max(LEAST_PATIENCE, 2 * in_the_air + held_out),
         learner.curation(folder.run_id, folder.policy_id),
-        learner.groups_per_step * learner.members,
+        learner.groups.per_step * learner.members,
         folder.recipe.give_up * learner.members,
     )

@@ -12,7 +12,6 @@ import orjson
 from pydantic import Field, ValidationError
 
 from rollcall.compose.extras import EXTRAS
-from rollcall.compose.strict_table import StrictTable, unknown_key
 from rollcall.compose.teacher_scorer import check_named
 from rollcall.consumers.agents.programs import program_of
 from rollcall.producers.curators.curators import curators_of
@@ -25,6 +24,9 @@ from rollcall.schemas.bounds import check_request
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
 from rollcall.schemas.store_urls import check_weights_url
+from rollcall.schemas.strict_table import StrictTable, unknown_key
+from rollcall.trainer.config.learner_table import LearnerTable
+from rollcall.trainer.config.tables import Lora
 
 SHIPPED = (
     "lake-any-start",
@@ -80,14 +82,6 @@ class LimitsTable(StrictTable):
     max_wishes: int = 0
 
 
-class LoraTable(StrictTable):
-    """The options of `rollcall.trainer.config.tables.Lora`."""
-
-    rank: Annotated[int, Field(ge=1)] = 16
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    targets: list[str] = []
-
-
 class PolicyTable(StrictTable):
     directory: str = ""
     """A local Hugging Face directory to start from, with its own template or that given here; or
@@ -112,14 +106,14 @@ class PolicyTable(StrictTable):
     environment, never from here."""
     keep_bytes: Annotated[int, Field(ge=0)] = 0
     """The most bytes of weights and checkpoints; 0 is no bound."""
-    lora: LoraTable | None = None
+    lora: Lora | None = None
     """The adapters that are trained in place of the weights."""
 
 
 class OneOfSeveralTable(PolicyTable):
     """One of several policies of a run; keys left out are the recipe's."""
 
-    learner: dict[str, Any] = {}
+    learner: LearnerTable = LearnerTable()
     scorers: list[str] = []
     """The scorers whose rewards train it; if they differ, they have their own scoring id."""
     share: float = 1.0
@@ -156,8 +150,7 @@ class Recipe(StrictTable):
     """True if new rollouts wait until all policies are at the same step."""
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
-    learner: dict[str, Any] = {}
-    """The keys of `rollcall.trainer.config.learner_config.LearnerConfig`, checked first."""
+    learner: LearnerTable = LearnerTable()
     curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
     """The choice of tasks: a rule of `producers/curators/` by name, a table with its name and
     options, or several, each of which must admit a task; empty: uniform draws."""
@@ -200,7 +193,7 @@ class Recipe(StrictTable):
         filled = {
             name: each.model_copy(
                 update={
-                    "learner": {**self.learner, **each.learner},
+                    "learner": LearnerTable(**self.learner.given() | each.learner.given()),
                     "scorers": each.scorers or self.scorers,
                 }
             )
@@ -224,7 +217,7 @@ class Recipe(StrictTable):
         lora: dict[str, Any] = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
         if self.policy.weights == "adapter":
             lora["adapter_alone"] = True
-        return {"seed": seed, **lora, **self.learner}
+        return {"seed": seed, **lora, **self.learner.given()}
 
     def scorings(self) -> tuple[str, ...]:
         """The scoring ids that its rollouts request, one for each policy's scorers."""
@@ -320,6 +313,9 @@ def parse_recipe(text: str, name: str) -> Recipe:
         recipe = Recipe(**tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         msg = f"recipe {name!r} is not TOML: {error}"
+        raise Refused(msg) from error
+    except Refused as error:
+        msg = f"recipe {name!r}: [learner] {error}"
         raise Refused(msg) from error
     except ValidationError as error:
         complaints = "; ".join(_complaint(dict(item)) for item in error.errors())

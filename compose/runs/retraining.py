@@ -30,6 +30,7 @@ from rollcall.schemas.atomic_files import require_unused
 from rollcall.schemas.errors import Refused
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.learner_table import FLAT_NAMES
 
 
 def retrain_and_tell(
@@ -172,10 +173,10 @@ def changed_learner(folder: RunFolder, changes: Sequence[str]) -> LearnerConfig:
 
 def _set(values: dict[str, Any], keys: list[str], value: object) -> None:
     """Set a value, or an option of a rule; a new rule name drops the options of the old one."""
-    if len(keys) == 1:
-        values[keys[0]] = value
+    rule, option = keys[0], keys[-1]
+    if len(keys) == 1 or (rule, option) in FLAT_NAMES:
+        values[FLAT_NAMES.get((rule, option), rule)] = value
         return
-    rule, option = keys
     known = values.get(rule)
     given = dict(known) if isinstance(known, dict) else {"name": known} if known else {}
     values[rule] = {"name": value} if option == "name" else {**given, option: value}

@@ -131,11 +131,11 @@ class RunFolder:
         learner = self.learner()
         batch = learner.fresh_groups * learner.members
         return AdmissionRule(
-            learner.max_staleness,
+            learner.staleness.bound,
             batch,
             self.recipe.max_running,
             learner.members,
-            learner.over_provision,
+            learner.groups.over_provision,
             learner.refills,
         )
 

@@ -65,7 +65,7 @@ def check_recipe(name: str, recipe: "Recipe") -> None:
 def check_exact(settings: "Settings", recipe: "Recipe") -> None:
     """Raise Refused if engine and trainer are required to agree to the bit, and cannot."""
     for part in recipe.parts():
-        if part.learner.get("exact") or recipe.learner.get("exact"):
+        if part.learner.computation.exact or recipe.learner.computation.exact:
             _check_exact(settings, part)
 
 

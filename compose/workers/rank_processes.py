@@ -55,7 +55,7 @@ def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
     die_with_parent()
     torch.set_num_threads(settings.threads)
     ranks = ProcessRanks.join(settings.device)
-    wanted = folder.learner().ranks
+    wanted = folder.learner().computation.ranks
     if ranks.count != wanted:
         msg = (
             f"rank {ranks.rank}: the job has {ranks.count} processes, but ranks of [learner] is "

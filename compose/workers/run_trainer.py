@@ -83,10 +83,10 @@ def _learner(factory: WorkerFactory, folder: "RunFolder") -> "Learner":
     from rollcall.trainer.weights.weights_files import of_version
 
     config = folder.learner()
-    if config.ranks > 1:
+    if config.computation.ranks > 1:
         msg = (
-            f"ranks of [learner] is {config.ranks}, but this trainer is one process; run it on "
-            "Kafka, where each trainer has processes of its own, or take ranks out"
+            f"ranks of [learner] is {config.computation.ranks}, but this trainer is one process; "
+            "run it on Kafka, where each trainer has processes of its own, or take ranks out"
         )
         raise Refused(msg)
     return Learner(
@@ -103,7 +103,7 @@ def continuations(factory: WorkerFactory, config: "LearnerConfig") -> "Continue 
         return None
     guard = factory.guard("the program", factory.settings.agents.program_timeout_s)
     return Continuations(
-        factory, FoldContext(program_of, Random, guard), config.mask_continued
+        factory, FoldContext(program_of, Random, guard), config.groups.mask_continued
     ).requests
 
 

@@ -111,7 +111,7 @@ def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
 
     policy = folder.recipe.policy
     if not policy.script:
-        exact = folder.learner().exact
+        exact = folder.learner().computation.exact
         check_exact(settings, folder.recipe)
         return weights_engine(folder.policy_id, folder.policy, settings.models, exact=exact)
     tasks = (folder.directory / TASKS).resolve() if folder.recipe.task.tasks else None

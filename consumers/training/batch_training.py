@@ -108,7 +108,7 @@ class BatchTraining:
         step, batch = self.intake.learner.steps_done + 1, self._place(samples)
         log.error("batch_dropped", step=step, batch=batch, error=str(error))
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self.config.max_skipped:
+        if self._failed_in_a_row >= self.config.optimiser.max_skipped:
             self.saver.save_again()
             msg = (
                 f"{self._failed_in_a_row} batches in a row were dropped, the last, {batch}, since "

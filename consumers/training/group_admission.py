@@ -92,7 +92,7 @@ class GroupAdmission:
     def published(self, draw: int, group: list[RolloutRequest]) -> None:
         """Note that a draw is in flight."""
         # With "wait", a step waits for running groups by the version under which they began.
-        begun_under = self.learner.version if self.config.on_stale == "wait" else None
+        begun_under = self.learner.version if self.config.staleness.on_stale == "wait" else None
         self.ledger.published(draw, len(group), begun_under)
 
     def go_on(self) -> int:
@@ -113,7 +113,7 @@ class GroupAdmission:
         newest = self.learner.version
         if self.config.interrupts:
             return newest  # tokens of older weights cannot be scored once these are trained on
-        oldest = self.config.max_staleness
-        if self.run.others or (oldest and self.config.on_stale != "drop"):
+        oldest = self.config.staleness.bound
+        if self.run.others or (oldest and self.config.staleness.on_stale != "drop"):
             return 0
         return max(0, newest - max(0, oldest - ahead))

@@ -71,7 +71,7 @@ class Retention:
 
         `awaited` are versions under evaluation, or whose weights may have to score tokens.
         """
-        every = self.config.checkpoint_keep_every
+        every = self.config.saving.keep_every
         checkpoints.prune(self.run.checkpoints, checkpoints.NEWEST, every)
         try:
             self._collect(awaited)

@@ -80,7 +80,7 @@ class StallDetector:
         if admission.stopped() or admission.before_training():
             waits = not admission.evaluations.complete(admission.learner.version)
         else:
-            waits = not self.intake.buffer.whole(admission.config.groups_per_step)
+            waits = not self.intake.buffer.whole(admission.config.groups.per_step)
         if waits:
             self.intake.give_up()
 

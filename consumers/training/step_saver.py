@@ -35,8 +35,8 @@ from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import Asked
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.checkpoints.rank_files import PublishedFile
-from rollcall.trainer.config.learner_bounds import FLOAT32
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import FLOAT32
 from rollcall.trainer.learner.snapshot import Snapshot
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.publication import Publication
@@ -162,7 +162,7 @@ class StepSaver:
         """Queue a step that the learner has taken, with the present state, for `save_trained`."""
         self.parent, learner = parent, self.learner
         marks, drops = self.intake.consumption.marks(), self.intake.buffer.drops()
-        later = self.config.save == "async"
+        later = self.config.saving.save == "async"
         self._unsaved.append(
             _Unsaved(
                 learner.version,
@@ -254,7 +254,7 @@ class StepSaver:
     def _published_file(self, weights: Published) -> PublishedFile:
         """Return the file and digests that a checkpoint of the same weights can reuse."""
         # With synchronous saving weights are stored twice, so that each copy can repair the other.
-        once = self.config.save == "async"
+        once = self.config.saving.save == "async"
         sha256s = {} if self.run.publishing.rounds else weights.sha256s
         return PublishedFile(local_path(weights.newest.uri) if once else None, sha256s)
 
@@ -266,7 +266,7 @@ class StepSaver:
         published = self._published_file(weights)
         save = partial(self._save, unsaved.checkpoint, state, pending, published)
         announce = partial(self._announce, unsaved.version, pending)
-        for do in (announce, save) if self.config.announce == "early" else (save, announce):
+        for do in (announce, save) if self.config.saving.announce == "early" else (save, announce):
             do()
 
     def _announce(self, version: int, pending: Mapping[str, bytes]) -> None:

@@ -126,7 +126,7 @@ class Trainer:
         """
         if self.admission.stopped():
             return False
-        groups, tried = self.config.groups_per_step, bool(self.training.batch)
+        groups, tried = self.config.groups.per_step, bool(self.training.batch)
         if self.config.stream and not tried:
             self.training.streamed.add_complete()
         asked = self.saver.asked

@@ -170,7 +170,7 @@ class TrainerSetup:
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
         recorded = self._recorded(curation, held.replay.recorded if held else ())
-        rule = self.config.replay()
+        rule = self.config.replay
         buffer = Buffer(curation, admission.ledger, rule, recorded, self.reencode, self.clock)
         announcements = Announcements(self.codec, self.topics, run, learner)
         intake = Intake(
@@ -223,7 +223,7 @@ class TrainerSetup:
     def _saver(
         self, intake: Intake, highest: int, abandoned: checkpoints.Ranges, known: Resumption
     ) -> StepSaver:
-        later = self.config.save == "async"
+        later = self.config.saving.save == "async"
         return StepSaver(
             self.name,
             self.log.publisher() if later else self.publisher,

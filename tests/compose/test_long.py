@@ -124,7 +124,9 @@ def cluster(tmp_path: Path) -> MemoryCluster:
 def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
     """A trainer that trains a single step on one group."""
     Follows(FollowsConfig()).save_pretrained(directory / "policy")
-    config = LearnerConfig("grpo", steps=1, groups_per_step=1, group_size=SIZE, entropy=0.0)
+    config = LearnerConfig.of({
+        "advantage": "grpo", "steps": 1, "groups_per_step": 1, "group_size": SIZE, "entropy": 0.0,
+    })  # fmt: skip
     template = RolloutRequest(
         "",
         Task(f"{__name__}:Book"),

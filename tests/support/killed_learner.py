@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -32,12 +31,13 @@ from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights import weights_files
 from rollcall.trainer.weights.publication import Publication, Publishing
 from rollcall.trainer.weights.weights_needs import besides
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=100_000, save="async")
 KINDS = {
-    "delta": (replace(CONFIG, lr=1e-6), Publishing("bfloat16", "delta", 4)),
-    "adapter": (replace(CONFIG, lora=Lora(2), adapter_alone=True), Publishing("", "adapter")),
+    "delta": (changed(CONFIG, lr=1e-6), Publishing("bfloat16", "delta", 4)),
+    "adapter": (changed(CONFIG, lora=Lora(rank=2), adapter_alone=True), Publishing("", "adapter")),
 }
 LIFE_S = 0.4
 ENOUGH = 200

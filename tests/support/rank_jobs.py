@@ -7,7 +7,7 @@ imported once for all; nothing here computes before it forks.
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from rollcall.trainer.config.tables import Lora
 from rollcall.trainer.learner.ranks import ProcessRanks, RankMessage
 from rollcall.trainer.learner.sharded_learner import ShardedLearner
 from rollcall.trainer.learner.step import Learner
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, micro_batch_tokens=30)
-KEPT = replace(CONFIG, kl="k3", minibatch=6)
+KEPT = changed(CONFIG, kl="k3", minibatch=6)
 SAVE, SAVED = "save", "saved"
 
 
@@ -133,11 +134,11 @@ def go_on_after_a_death(learner: Learner, out: Path) -> None:
 
 JOBS: dict[str, tuple[LearnerConfig, Callable[[Any, Path], None]]] = {
     "m2po": (
-        replace(CONFIG, loss="m2po", minibatch=6, kl="k3", gradient_checkpointing=True),
+        changed(CONFIG, loss="m2po", minibatch=6, kl="k3", gradient_checkpointing=True),
         train,
     ),
     "ewma": (
-        replace(
+        changed(
             CONFIG,
             loss="ppo_ewma",
             packing="packed",
@@ -145,8 +146,8 @@ JOBS: dict[str, tuple[LearnerConfig, Callable[[Any, Path], None]]] = {
         ),
         train_once,
     ),
-    "lora": (replace(CONFIG, lora=Lora(2, 8.0), kl="k3"), train),
-    "adapter": (replace(CONFIG, lora=Lora(2, 8.0), adapter_alone=True), train),
+    "lora": (changed(CONFIG, lora=Lora(rank=2, alpha=8.0), kl="k3"), train),
+    "adapter": (changed(CONFIG, lora=Lora(rank=2, alpha=8.0), adapter_alone=True), train),
     "saves": (KEPT, save_and_go_on),
     "loads": (KEPT, go_on_from_saved),
     "other": (CONFIG, disagree),
@@ -159,7 +160,7 @@ def run(model: str, out: Path, job: str, rank: int) -> None:
     count, _, kind = job.partition(":")
     config, play = JOBS[kind]
     if kind == "other" and rank == 1:
-        config = replace(config, lr=0.5)
+        config = changed(config, lr=0.5)
     torch.set_num_threads(1)
     ranks = ProcessRanks.join("cpu", f"file://{out}.meet", rank, int(count))
     try:

@@ -139,8 +139,8 @@ class Stage:
         config = self.config
         batch = config.fresh_groups * config.members
         rule = AdmissionRule(
-            config.max_staleness, batch, self.max_running, config.members, config.over_provision,
-            config.refills,
+            config.staleness.bound, batch, self.max_running, config.members,
+            config.groups.over_provision, config.refills,
         )  # fmt: skip
         run = TrainingRun(
             "run", "policy", self.directory, {}, SCORING, rule, config.steps,

@@ -136,8 +136,8 @@ class UnevenRun:
         config = self.config
         batch = config.fresh_groups * config.members
         rule = AdmissionRule(
-            config.max_staleness, batch, self.max_running, config.members, config.over_provision,
-            config.refills,
+            config.staleness.bound, batch, self.max_running, config.members,
+            config.groups.over_provision, config.refills,
         )  # fmt: skip
         run = TrainingRun("run", POLICY, self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Looking()

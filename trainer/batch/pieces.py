@@ -22,7 +22,7 @@ from rollcall.trainer.batch.packing import (
     pieces_of,
 )
 from rollcall.trainer.batch.rows import Batch
-from rollcall.trainer.config.learner_bounds import FLOAT32
+from rollcall.trainer.config.tables import FLOAT32
 
 
 @dataclass(frozen=True, slots=True)

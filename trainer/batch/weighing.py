@@ -30,8 +30,8 @@ def weigh(
     none_N = np.zeros(len(batch.lengths_N))
     bonuses = given if isinstance(given, Bonuses) else Bonuses(given, none_N)
     batch = _with_worth(batch, worth, bonuses)
-    if config.on_stale == "weight":
-        batch = aged(batch, version, config.max_staleness)
+    if config.staleness.on_stale == "weight":
+        batch = aged(batch, version, config.staleness.bound)
     return without_turns(batch, config.rules.turn_filters)
 
 
@@ -41,7 +41,7 @@ def split(batch: Batch, config: LearnerConfig, version: int) -> list[Batch]:
     Each epoch draws a new order of trajectories from seed and version; rows of one update stay in
     log order, and its denominators are its own.
     """
-    size, epochs, count = config.minibatch, config.epochs, len(batch.lengths_N)
+    size, epochs, count = config.optimiser.minibatch, config.optimiser.epochs, len(batch.lengths_N)
     if not 0 < size < count:
         return [batch] * epochs
     random = np.random.Generator(np.random.PCG64((config.seed, version)))

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.rules import ChosenRule, Need, Rule, RuleChoice, choose
-from rollcall.trainer.config.curation import ReplayRule
-from rollcall.trainer.config.learner_values import LearnerValues
+from rollcall.trainer.config.learner_table import LearnerTable
 from rollcall.trainer.rules.catalogue import (
     ADVANTAGES,
     COMPLETIONS,
@@ -38,7 +37,7 @@ class ChosenRules:
     A configuration looks all of them up when it is created, so it is validated then.
     """
 
-    values: LearnerValues
+    values: LearnerTable
 
     @property
     def advantage(self) -> ChosenRule[AdvantageRule]:
@@ -143,29 +142,18 @@ class ChosenRules:
         return LIMITS if valued else frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class DerivedValues(LearnerValues):
-    """The values, and what follows from them; nothing is checked yet."""
+class DerivedValues(LearnerTable):
+    """The values, and what follows from them; rules are not checked yet."""
 
     @property
     def rules(self) -> ChosenRules:
         """The rules that the values name."""
         return ChosenRules(self)
 
-    def replay(self) -> ReplayRule:
-        """The rule that selects data to train on again."""
-        return ReplayRule(
-            self.replay_ratio,
-            self.replay_capacity,
-            self.replay_max_age,
-            self.replay_max_uses,
-            self.success_pool,
-        )
-
     @property
     def cuts_off(self) -> bool:
         """True if rollouts that run when a batch is complete are cancelled and resumed."""
-        return self.over_provision > 1 or self.refills
+        return self.groups.over_provision > 1 or self.refills
 
     @property
     def interrupts(self) -> bool:
@@ -180,9 +168,9 @@ class DerivedValues(LearnerValues):
     @property
     def fresh_groups(self) -> int:
         """The number of groups of a step that are trained on for the first time."""
-        return self.replay().fresh(self.groups_per_step)
+        return self.replay.fresh(self.groups.per_step)
 
     @property
     def members(self) -> int:
-        """Rollouts that are started for a group."""
-        return self.group_size + self.redundancy
+        """The number of rollouts that are started for a group."""
+        return self.groups.size + self.groups.redundancy

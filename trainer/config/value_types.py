@@ -1,70 +1,68 @@
-"""Type checks of a learner's values from a configuration file.
+"""The types of a learner's values, each with the remedy for a value that cannot work.
 
-Bounds and names are checked later, by code that may then compare numbers and look up names.
+Numbers are kept as written: a digest tells the 1 of a recipe from its 1.0.
 """
 
-from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Annotated, Any
 
-from rollcall.schemas.errors import Refused
+from pydantic import PlainValidator, Strict, ValidationInfo
+from pydantic_core import PydanticCustomError
+
 from rollcall.schemas.rules import RuleChoice
 
 MOST = 2**63 - 1
 """The largest integer that a checkpoint's manifest can hold."""
-DESCRIPTIONS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a name",
-    RuleChoice: "a table with a name",
-}
 
 
-def require_types(owner: type, values: Mapping[str, Any], rules: Mapping[str, Any]) -> None:
-    """Raise Refused for a value that does not match the annotation of its dataclass field.
-
-    A field whose name is a kind of `rules` may be a Choice too.
-    """
-    hints = get_type_hints(owner)
-    for key, value in values.items():
-        wanted = hints[key] | RuleChoice if hints[key] is str and key in rules else hints[key]
-        if not fits(value, wanted):
-            msg = f"{key} is {_shown(value)}; give {described(wanted)}"
-            raise Refused(msg)
+def unfit(remedy: str) -> PydanticCustomError:
+    """Return the error for a value, with the remedy as its message."""
+    return PydanticCustomError("unfit", "{remedy}", {"remedy": remedy})
 
 
-def fits(value: object, wanted: Any) -> bool:
-    """Return True if a value has an annotated type; an int is a float, a bool is not an int."""
-    arguments = get_args(wanted)
-    if get_origin(wanted) is tuple:
-        if not isinstance(value, tuple):
-            return False
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return len(kinds) == len(value) and all(map(fits, value, kinds))
-    if isinstance(wanted, UnionType):
-        return any(fits(value, each) for each in arguments)
-    if wanted is float:
-        return isinstance(value, float) or fits(value, int)
-    if wanted is int:
-        return type(value) is int and abs(value) <= MOST
-    return isinstance(value, wanted)
+def fits(holds: Callable[[Any], bool], remedy: str) -> PlainValidator:
+    """Return the validator of a value for which `holds`."""
+
+    def check(value: object) -> object:
+        if not holds(value):
+            raise unfit(remedy)
+        return value
+
+    return PlainValidator(check)
 
 
-def described(wanted: Any) -> str:
-    """Describe an annotated type for an error message."""
-    arguments = get_args(wanted)
-    if get_origin(wanted) is tuple:
-        if arguments[-1] is Ellipsis:
-            return f'a list, such as ["NAME"], each {described(arguments[0])}'
-        return f"a list of {len(arguments)} numbers"
-    if isinstance(wanted, UnionType):
-        return " or ".join(described(each) for each in arguments if each is not NoneType)
-    return DESCRIPTIONS.get(wanted, "a table")
+def number(holds: Callable[[Any], bool], remedy: str, *kinds: type) -> PlainValidator:
+    """Return the validator of a finite number of these types (int and float) for which `holds`."""
+
+    def check(value: Any) -> object:
+        if type(value) not in (kinds or (int, float)) or (
+            isinstance(value, int) and abs(value) > MOST
+        ):
+            raise unfit("give a whole number" if kinds else "give a number")
+        if not (isfinite(value) and holds(value)):
+            raise unfit(remedy)
+        return value
+
+    return PlainValidator(check)
 
 
-def _shown(value: object) -> str:
-    """Return a value as written, shortened to one line."""
-    if isinstance(value, RuleChoice):
-        return f"a table with name = {value.name!r}"
-    return repr(list(value) if isinstance(value, tuple) else value)[:200]
+def _rule(value: object, info: ValidationInfo) -> str | RuleChoice:
+    if isinstance(value, str | RuleChoice):
+        return value
+    if isinstance(value, Mapping):
+        return RuleChoice.of(info.field_name or "rule", value)
+    remedy = "give a name or a table with a name"
+    raise unfit(remedy)
+
+
+RULE = PlainValidator(_rule)
+RuleName = Annotated[str | RuleChoice, RULE]
+"""A rule by name or as `module:function`, or a table with `name` and the rule's options."""
+Switch = Annotated[bool, Strict()]
+Text = Annotated[str, Strict()]
+Whole = Annotated[int, number(lambda _: True, "", int)]
+Natural = Annotated[int, number(lambda x: x >= 0, "give 0 or more", int)]
+Count = Annotated[int, number(lambda x: x >= 1, "give a number of at least 1", int)]
+Positive = Annotated[float, number(lambda x: x > 0, "give a number above 0")]
+NotNegative = Annotated[float, number(lambda x: x >= 0, "give 0 or more")]

@@ -100,7 +100,7 @@ class SharedGroups:
         members = self._members[key].values()
         samples = tuple(m.sample for m in members if m.sample is not None)
         rewards = [sample.reward for sample in samples]
-        if len(samples) < len(members) and self.curation.missing == "drop":
+        if len(samples) < len(members) and self.curation.groups.missing == "drop":
             self._drop(key, "shared_incomplete", drops)
         elif max(rewards, default=0.0) - min(rewards, default=0.0) <= EQUAL:
             self._drop(key, "shared_equal", drops)  # no advantage: it would waste a place

@@ -20,7 +20,8 @@ from dataclasses import replace
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.schemas.rules import choose
-from rollcall.trainer.config.curation import Curation, ReplayRule
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.tables import ReplayRule
 from rollcall.trainer.curation.borrowed_groups import BorrowedGroups, RecordedGroups
 from rollcall.trainer.curation.borrowed_samples import Reencode
 from rollcall.trainer.curation.drops import Dropped, Drops, Tally
@@ -60,7 +61,7 @@ class Buffer:
         self._completion = choose("batch", curation.batch, COMPLETIONS)
         self.used = 0
         self._wait = StaleWait(
-            curation.max_staleness, curation.stale_wait_s, curation.stale_wait_steps
+            curation.staleness.bound, curation.staleness.wait_s, curation.staleness.wait_steps
         )
         self._groups: dict[str, WaitingGroup] = {}
         self._ready: list[tuple[int, ScoredPlace, str]] = []
@@ -92,7 +93,7 @@ class Buffer:
             member = replace(member, reason="retention")
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
-        if group.whole() and self.curation.redundancy:
+        if group.whole() and self.curation.groups.redundancy:
             self._losers += self.ledger.win(key)
         if group.all_there():
             self._complete(group)
@@ -105,7 +106,7 @@ class Buffer:
 
     def _begin(self, key: str, claimed: int) -> WaitingGroup:
         size = self.ledger.size(key, claimed)
-        spare = self.curation.redundancy if self.ledger.drew(key) else 0
+        spare = self.curation.groups.redundancy if self.ledger.drew(key) else 0
         # A smaller group keeps at least two members, since advantages compare within it.
         least = 1 if size == self.ledger.group_size else min(size, 2)
         self._groups[key] = WaitingGroup(key, size, max(least, size - spare))
@@ -120,9 +121,9 @@ class Buffer:
         share of used groups (`uses` above 0), and other runs a share of theirs (`borrowed`).
         Raises Refused, and Unavailable with nothing taken.
         """
-        if groups > self.curation.capacity_groups:
+        if groups > self.curation.groups.capacity:
             msg = (
-                f"a batch of {groups} groups from a buffer of {self.curation.capacity_groups}; "
+                f"a batch of {groups} groups from a buffer of {self.curation.groups.capacity}; "
                 f"raise capacity_groups to at least {groups}"
             )
             raise Refused(msg)
@@ -148,7 +149,7 @@ class Buffer:
         keys = [key for _, _, key in sorted(self._ready)]
         tokens = tuple(sum(s.length for s in self._groups[key].samples()) for key in keys)
         wanted = self.replay.rule.fresh(groups) - self.borrowed.ready(groups)
-        taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
+        taken: int = self._completion(Waiting(tokens, wanted, self.curation.groups.capacity))
         return max(0, min(taken, len(keys)))
 
     def cacheable(self) -> list[Sample]:
@@ -177,7 +178,7 @@ class Buffer:
         Reading continues while a step is held back, since the awaited group has yet to be read.
         That ends by its deadline, or when HELD_BACK times the capacity is reached.
         """
-        if len(self._ready) < self.curation.capacity_groups:
+        if len(self._ready) < self.curation.groups.capacity:
             return False
         groups, v_now = self._asked
         wanted = self.whole(groups) if groups else 0
@@ -243,13 +244,13 @@ class Buffer:
             self._drop_group(group, reason)
             return
         self._arrived += 1
-        urgency = group.deadline() or 0 if self.curation.order == "edf" else self._arrived
+        urgency = group.deadline() or 0 if self.curation.groups.order == "edf" else self._arrived
         heapq.heappush(self._ready, (urgency, group.place(), group.key))
 
     def _unfit(self, group: WaitingGroup) -> str:
         """Return the reason why a complete group is not trained on; empty if it is."""
         samples = group.samples()
-        if not group.may_become_whole() and self.curation.missing == "drop":
+        if not group.may_become_whole() and self.curation.groups.missing == "drop":
             return BESIDE_LIMIT if group.spoilt_at_limits() else "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"
@@ -258,7 +259,7 @@ class Buffer:
 
     def _held_back(self, groups: int, v_now: int) -> bool:
         """Return True if the step must wait for a running group that it would make stale."""
-        if self.curation.on_stale != "wait" or len(self._ready) >= self._most_held():
+        if self.curation.staleness.on_stale != "wait" or len(self._ready) >= self._most_held():
             return False
         batches = len(self._ready) // groups
         # The first batch was complete when its last group had ended, or at the last `take`.
@@ -270,7 +271,7 @@ class Buffer:
 
     def _most_held(self) -> int:
         """Return the number of complete groups that ends holding a step back: a memory bound."""
-        return HELD_BACK * self.curation.capacity_groups
+        return HELD_BACK * self.curation.groups.capacity
 
     def _now_ms(self) -> int:
         """Return the time of the log, advanced by a clock since its newest record was read."""
@@ -288,7 +289,7 @@ class Buffer:
         return min(begun.values(), default=None)
 
     def _drop_stale(self, v_now: int) -> None:
-        oldest = oldest_kept(v_now, self.curation.max_staleness, self.curation.on_stale)
+        oldest = oldest_kept(v_now, self.curation.staleness.bound, self.curation.staleness.on_stale)
         deadlines = ((group, group.deadline()) for group in self._groups.values())
         stale = [group for group, at in deadlines if at is not None and at < oldest]
         for group in stale:

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollcall.trainer.config.curation import ReplayRule
+from rollcall.trainer.config.tables import ReplayRule
 from rollcall.trainer.rules.samples import Sample, ScoredPlace, group_size_of
 
 

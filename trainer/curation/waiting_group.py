@@ -27,7 +27,7 @@ class CutOff:
     def hold(self, member: Member) -> bool:
         """Hold a member; return False if it was continued `retention` times already."""
         _, generation = split_continued_id(member.scored.trajectory.rollout_id)
-        if 0 < self._curation.retention <= generation:
+        if 0 < self._curation.groups.retention <= generation:
             return False
         self._members.append(member)
         return True

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.untrusted_text import describe_exception
-from rollcall.trainer.config.learner_bounds import BFLOAT16, FLOAT32
+from rollcall.trainer.config.tables import BFLOAT16, FLOAT32
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_SAME_BITS = ":4096:8"

@@ -32,7 +32,7 @@ class ClippedUpdates:
     def __init__(
         self, model: nn.Module, config: LearnerConfig, auxiliary: AuxiliaryModels, share: WorkShare
     ) -> None:
-        self._model, self._config = model, config
+        self._model, self._config, self._settings = model, config, config.optimiser
         self._auxiliary, self._share = auxiliary, share
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
         vocabulary = int(model.config.vocab_size)
@@ -41,9 +41,9 @@ class ClippedUpdates:
         """The trained parameters, by name."""
         self.optimiser = torch.optim.AdamW(
             self.trained.values(),
-            lr=config.lr,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
+            lr=self._settings.lr,
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
         )
         self.skipped = 0
         self.in_a_row = 0
@@ -118,7 +118,7 @@ class ClippedUpdates:
     def _apply(self, cost: float, lr: float, step: int) -> dict[str, float]:
         """Clip the accumulated gradient and update the weights, unless it is not finite."""
         parameters = self._model.parameters()
-        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
+        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm)))
         skip = not (isfinite(cost) and isfinite(norm) and isfinite(lr))
         if skip:
             self._skip(step)
@@ -156,7 +156,7 @@ class ClippedUpdates:
     def _skip(self, step: int) -> None:
         self.skipped += 1
         self.in_a_row += 1
-        if self.in_a_row >= self._config.max_skipped:
+        if self.in_a_row >= self._settings.max_skipped:
             msg = (
                 f"{self.in_a_row} steps in a row had no finite loss and gradient, the "
                 f"last at step {step}; lower lr or max_grad_norm, or look for broken "

@@ -89,9 +89,9 @@ def trainable(
     if config.lora is not None:
         adapted = Adaptation.of(model, config.lora, alone=config.adapter_alone)
     model = on(device, model).eval()
-    require_precision(model, config.precision)
-    if config.exact:
+    require_precision(model, config.computation.precision)
+    if config.computation.exact:
         require_exact(model, device)
-    if config.gradient_checkpointing:
+    if config.computation.gradient_checkpointing:
         compute_twice(model)
     return model, adapted

@@ -8,7 +8,7 @@ cannot continue ends, and the others end with it, so that none waits for ever.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -203,7 +203,7 @@ class RankShare(WorkShare):
         ]
         counts = self.ranks.all_gather(str(len(pieces)).encode())
         idle = max(map(int, counts)) - len(pieces)
-        yield from pieces + [_idle(batch, self.device, self.config.precision)] * idle
+        yield from pieces + [_idle(batch, self.device, self.config.computation.precision)] * idle
 
     def join_scores(self, batch: Batch) -> Batch:
         """Exchange the results of passes, which each rank has for its own rows."""
@@ -245,7 +245,7 @@ def _state_of(message: RankMessage) -> LearnerState:
 
 def _as_text(config: LearnerConfig) -> dict[str, str]:
     """Return each value of a configuration by its name in a recipe."""
-    return {f"[learner] {each.name}": repr(getattr(config, each.name)) for each in fields(config)}
+    return {f"[learner] {key}": repr(value) for key, value in config.flat().items()}
 
 
 def _packed(gradient: Gradient) -> RankMessage:

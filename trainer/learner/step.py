@@ -29,8 +29,8 @@ from rollcall.trainer.batch.packing import Worth
 from rollcall.trainer.batch.rows import Batch, lay_out
 from rollcall.trainer.batch.weighing import split, weigh
 from rollcall.trainer.checkpoints.learner_state import LearnerState
-from rollcall.trainer.config.learner_bounds import FLOAT32
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import FLOAT32
 from rollcall.trainer.curation.replay import adopted
 from rollcall.trainer.learner.arithmetic import same_bits
 from rollcall.trainer.learner.auxiliary_models import AuxiliaryModels
@@ -82,7 +82,7 @@ class Learner:
         self.model, self._adapted = trainable(model_directory, config, device)
         return_large_blocks(sum(parameter.nbytes for parameter in self.model.parameters()))
         self._share = self._work_share(
-            sharing_with(self.model) if config.packing != "rows" else None
+            sharing_with(self.model) if config.computation.packing != "rows" else None
         )
         self._auxiliary = AuxiliaryModels(self.model, config, model_directory, past, self._share)
         self._entropy = EntropyControl(config.rules.exploration, config.entropy)
@@ -118,7 +118,7 @@ class Learner:
     def prepare(self, samples: Sequence[Sample]) -> Batch:
         """Compute what a batch needs before any gradient: scores, advantages, denominators."""
         config = self.config
-        samples = adopted(samples) if config.success_pool else samples
+        samples = adopted(samples) if config.replay.pool else samples
         batch, rewards = lay_out(samples, config, self.vocabulary)
         batch, rewards = self._score(batch, rewards)
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
@@ -174,7 +174,8 @@ class Learner:
 
     def _state_before(self) -> LearnerState | None:
         """Copy the state if a later update of a step may fail after the first has changed it."""
-        return self.state() if self.config.epochs > 1 or self.config.minibatch else None
+        optimiser = self.config.optimiser
+        return self.state() if optimiser.epochs > 1 or optimiser.minibatch else None
 
     @contextmanager
     def _atomic_step(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
@@ -235,7 +236,7 @@ class Learner:
     def cache_logprobs(self, samples: Sequence[Sample]) -> None:
         """Cache the current log-probabilities of tokens that the current weights sampled."""
         config = self.config
-        oldest = oldest_kept(self.version, config.max_staleness, config.on_stale)
+        oldest = oldest_kept(self.version, config.staleness.bound, config.staleness.on_stale)
         while True:
             try:
                 with self._atomic_step(len(samples)):

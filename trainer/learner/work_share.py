@@ -22,17 +22,17 @@ class WorkShare:
 
     def __init__(self, config: LearnerConfig, sharing: Worth | None, device: str) -> None:
         self.config, self.sharing, self.device = config, sharing, device
-        self.tokens = config.micro_batch_tokens
+        self.tokens = config.computation.micro_batch_tokens
         """The number of tokens that are computed at once."""
         self._rows = self._given = 0
 
     @property
     def lowered(self) -> bool:
-        return self.tokens < self.config.micro_batch_tokens
+        return self.tokens < self.config.computation.micro_batch_tokens
 
     def pieces(self, batch: Batch) -> Iterator[MicroBatch]:
         """Yield the batch's pieces, packed as configured; remember the size of the last one."""
-        precision, exact = self.config.precision, self.config.exact
+        precision, exact = self.config.computation.precision, self.config.computation.exact
         for micro in self._packed(batch):
             self._rows = len(micro.rows)
             given = micro.token_ids_BT if micro.shared is None else micro.shared.token_ids_PW
@@ -59,7 +59,7 @@ class WorkShare:
 
     def follow(self, metrics: Mapping[str, float]) -> None:
         """Set the limit of a recorded step, from its metrics."""
-        self.tokens = int(metrics.get(PIECE_TOKENS, self.config.micro_batch_tokens))
+        self.tokens = int(metrics.get(PIECE_TOKENS, self.config.computation.micro_batch_tokens))
 
     def _packed(self, batch: Batch) -> Iterator[MicroBatch]:
         if self.sharing is None:
@@ -67,5 +67,5 @@ class WorkShare:
         sharing = self.sharing
         if self.lowered:
             sharing = replace(sharing, widest=min(sharing.widest, self.tokens))
-        fill = self.config.packing == "packed"
+        fill = self.config.computation.packing == "packed"
         return shared_micro_batches(batch, sharing, self.tokens, self.device, fill=fill)

@@ -18,8 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from rollcall.schemas.adapter_weights import KIND, AdapterAbout, base_digest
 from rollcall.schemas.errors import Refused, Unfit
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer.config.learner_bounds import FLOAT32
-from rollcall.trainer.config.tables import Lora
+from rollcall.trainer.config.tables import FLOAT32, Lora
 from rollcall.trainer.weights.publication import as_published
 from rollcall.trainer.weights.tensors import exported, like, raw_of, tensor_of, tensors_of, whole
 

@@ -26,7 +26,7 @@ from rollcall.schemas.weights import (
     write_weights,
 )
 from rollcall.schemas.weights_store import listed
-from rollcall.trainer.config.learner_bounds import BFLOAT16
+from rollcall.trainer.config.tables import BFLOAT16
 from rollcall.trainer.weights.tensors import exported, raw_of, seen, tensor_of, view_of
 
 DELTA, FULL = "delta", "full"

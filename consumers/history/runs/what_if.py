@@ -130,8 +130,9 @@ class WhatIf:
 
 def require_trainable(then: LearnerConfig, now: LearnerConfig) -> None:
     """Raise Refused for a configuration that would have collected other batches."""
+    before, after = then.flat(), now.flat()
     for key in COLLECTED:
-        if getattr(then, key) != getattr(now, key):
+        if before[key] != after[key]:
             msg = (
                 f"--with learner.{key}: it decided what was collected, and the batches are "
                 "recorded; change what is made of them, such as learner.loss or learner.lr"

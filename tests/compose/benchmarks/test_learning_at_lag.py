@@ -44,14 +44,14 @@ def test_lagged_recipe_changes_only_the_compared_options(way: Variant) -> None:
 
     again = parse_recipe(at_lag(text, way), "lagging")
 
-    config = LearnerConfig.of(again.learner)
-    assert (config.max_staleness, config.step_size) == (way.lag, way.step_size)
+    config = LearnerConfig.of(again.learner.given())
+    assert (config.staleness.bound, config.step_size) == (way.lag, way.step_size)
     assert config.rules.loss.rule.name == way.loss
-    assert config.capacity_groups >= config.groups_per_step * (way.lag + 1)
+    assert config.groups.capacity >= config.groups.per_step * (way.lag + 1)
     assert again.evaluation.goal == ENDLESS
     changed = {"loss", "step_size", "max_staleness", "capacity_groups"}
-    assert {k: v for k, v in again.learner.items() if k not in changed} == {
-        k: v for k, v in recipe.learner.items() if k not in changed
+    assert {k: v for k, v in again.learner.given().items() if k not in changed} == {
+        k: v for k, v in recipe.learner.given().items() if k not in changed
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import load_recipe, parse_recipe
 from rollcall.schemas.errors import Refused
+from rollcall.trainer.config.learner_table import LearnerTable
 from tests.support.tiny_run import RECIPE
 from tests.support.two_policies import RECIPE as PAIR
 
@@ -98,8 +99,8 @@ def test_each_of_several_policies_has_its_own_learner_and_scorers() -> None:
     assert (recipe.admitting(), recipe.others()) == ("solver", ("verifier",))
     assert (recipe.scorers, recipe.scoring_id) == (["environment_return"], "environment_return")
     assert verifier.scorers == ["tests.support.two_policies:agrees"]
-    assert (verifier.learner["lr"], "lr" in recipe.learner) == (2e-3, False)
-    assert verifier.learner["group_size"] == recipe.learner["group_size"] == 2
+    assert (verifier.learner.optimiser.lr, "lr" in recipe.learner.given()) == (2e-3, False)
+    assert verifier.learner.groups.size == recipe.learner.groups.size == 2
     asked = json.loads(recipe.template("run", "run").agent_config)
     assert asked == {"policies": {"solver": "run", "verifier": "run-verifier"}}
 
@@ -131,6 +132,20 @@ def test_inconsistent_policies_are_refused(
     assert complaint in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ("[learner]\nlr = 0", r"recipe 'tiny': \[learner\] lr is 0; give a number above 0"),
+        ("[learner]\nlrr = 1", r"recipe 'tiny': \[learner\] unknown key .* did you mean 'lr'"),
+        ("[learner.replay]\nratio = 1\n[learner]", "replay.ratio is 1; give a share in"),
+        ("[policy.lora]\nrnk = 1\n[learner]", "'policy.lora.rnk'; did you mean"),
+    ],
+)
+def test_refused_key_of_the_learner_is_named_with_the_recipe(table: str, complaint: str) -> None:
+    with pytest.raises(Refused, match=complaint):
+        parse_recipe(RECIPE.replace("[learner]", table), "tiny")
+
+
 def test_recipe_without_a_policy_is_refused() -> None:
     with pytest.raises(Refused, match=r"policy is missing; give \[policy\]"):
         parse_recipe(RECIPE.partition("[policy]")[0], "tiny")
@@ -154,7 +169,8 @@ def test_advantage_that_compares_scorers_requires_two_scorers(
     tmp_path: Path,
 ) -> None:
     recipe, text = load_recipe("lake-any-start")
-    alone = recipe.model_copy(update={"learner": {**recipe.learner, "advantage": "gdpo"}})
+    learner = LearnerTable(**recipe.learner.given() | {"advantage": "gdpo"})
+    alone = recipe.model_copy(update={"learner": learner})
 
     with pytest.raises(Refused, match="'gdpo' compares scorers, and the recipe has only"):
         run_folder.create(tmp_path, alone, text, 1)

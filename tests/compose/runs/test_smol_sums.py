@@ -74,7 +74,7 @@ def test_the_two_recipes_differ_only_in_questions_and_scale() -> None:
     assert {key: value for key, value in one["learner"].items() if key not in apart} == {
         key: value for key, value in two["learner"].items() if key not in apart
     }
-    assert LearnerConfig.of(one["learner"]).packing == "shared"
+    assert LearnerConfig.of(one["learner"]).computation.packing == "shared"
 
 
 def test_exploration_covers_both_signs_of_the_first_token() -> None:

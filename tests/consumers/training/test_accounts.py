@@ -14,6 +14,7 @@ from rollcall.schemas.errors import DeliveryFailed, Refused
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.checkpoints.manifest import MANIFEST
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, SCORING, Stage
 from tests.support.tiny_run import RECIPE
 
@@ -48,7 +49,7 @@ def test_rewritten_records_are_never_trained_again_even_after_a_restart(
 
 
 def test_failed_members_of_trained_groups_are_not_requested_again(tmp_path: Path) -> None:
-    config = replace(CONFIG, missing="train_partial", steps=20, group_size=4)
+    config = changed(CONFIG, missing="train_partial", steps=20, group_size=4)
     stage = Stage(tmp_path, config)
 
     for _ in range(200):
@@ -58,7 +59,7 @@ def test_failed_members_of_trained_groups_are_not_requested_again(tmp_path: Path
         stage.turn()
 
     assert stage.trainer.done()
-    assert len(stage.asked()) <= (config.max_staleness + 20) * 2 * 4
+    assert len(stage.asked()) <= (config.staleness.bound + 20) * 2 * 4
 
 
 def test_a_restart_needs_only_requests_since_the_oldest_unfinished_draw(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_recipe_that_admits_no_group_is_refused_before_its_folder_exists(
 @pytest.mark.parametrize("capacity", [2, 64])
 def test_a_goal_met_and_then_missed_loses_no_batch(tmp_path: Path, capacity: int) -> None:
     # Given that version 2 reached the goal while training went on, with batches waiting
-    config = replace(CONFIG, steps=6, capacity_groups=capacity)
+    config = changed(CONFIG, steps=6, capacity_groups=capacity)
     stage = Stage(tmp_path, config, seeds=(500, 502), goal=0.9)
     stage.train(3)
     for request in stage.in_the_air():
@@ -141,7 +142,7 @@ def test_a_goal_met_and_then_missed_loses_no_batch(tmp_path: Path, capacity: int
 def test_an_older_version_reaching_the_goal_late_ends_nothing(
     tmp_path: Path,
 ) -> None:
-    stage = Stage(tmp_path, replace(CONFIG, steps=6), seeds=(500, 502), goal=0.9)
+    stage = Stage(tmp_path, changed(CONFIG, steps=6), seeds=(500, 502), goal=0.9)
     stage.train(4)
     evaluate(stage, 4, reward=0.0)
     done = stage.trainer.learner.steps_done
@@ -155,7 +156,7 @@ def test_an_older_version_reaching_the_goal_late_ends_nothing(
 def test_an_unreadable_member_ends_its_group_if_every_group_is_needed(
     tmp_path: Path,
 ) -> None:
-    stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
+    stage = Stage(tmp_path, changed(CONFIG, max_staleness=0))
     stage.turn()
     torn, *others = stage.in_the_air()
 
@@ -190,7 +191,7 @@ def test_a_torn_record_of_another_scoring_or_run_is_ignored(tmp_path: Path) -> N
 
 
 def test_garbage_ends_no_rollout_while_others_are_expected(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
+    stage = Stage(tmp_path, changed(CONFIG, max_staleness=0))
     stage.turn()
     stage.log.append(stage.topics.scored, b"x", b"garbage")
     for request in stage.in_the_air()[:2]:
@@ -221,7 +222,7 @@ def test_a_rollout_refused_without_its_request_is_not_waited_for(
     tmp_path: Path, purpose: str
 ) -> None:
     """For example because its request killed workers, was skipped, or was too large."""
-    config = replace(CONFIG, max_staleness=0)
+    config = changed(CONFIG, max_staleness=0)
     stage = Stage(tmp_path, config, seeds=(500, 502) if purpose == "evaluate" else (0, 0))
     stage.turn()
     refused = next(request for request in stage.in_the_air() if request.purpose == purpose)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollcall.schemas.messages import RolloutRequest
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import cases, examples
 
@@ -25,7 +26,7 @@ def by_task(request: RolloutRequest) -> float:
 
 
 def staged(directory: Path, curator: object, size: int = 3) -> Stage:
-    config = replace(CONFIG, steps=6, group_size=size)
+    config = changed(CONFIG, steps=6, group_size=size)
     return Stage(directory, config, curator=curator, tasks=8, rewards=by_task)
 
 

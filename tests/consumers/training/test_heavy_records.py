@@ -93,7 +93,7 @@ def test_records_unread_during_a_store_outage_are_trained_afterwards(
 
     assert before == []
     (step,) = stage.steps()
-    assert len(refs_of(step)) == stage.config.groups_per_step * SIZE
+    assert len(refs_of(step)) == stage.config.groups.per_step * SIZE
     stage.drain()
     assert stage.trainer.buffer.drops() == {}
 

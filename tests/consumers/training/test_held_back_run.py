@@ -8,10 +8,11 @@ import pytest
 from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.curation.buffer import HELD_BACK
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import cases
 
-WAITING = replace(
+WAITING = changed(
     CONFIG, on_stale="wait", max_staleness=1, groups_per_step=2, group_size=2, capacity_groups=2,
     steps=6,
 )  # fmt: skip

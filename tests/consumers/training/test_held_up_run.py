@@ -1,12 +1,12 @@
 """A run with only filtered groups, or with steps that wait for stragglers, progresses."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from rollcall.consumers.training.stall_detector import NO_BATCH_S
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import cases
 
@@ -24,7 +24,7 @@ class Clock:
 def test_a_filtered_group_is_trained_after_ten_minutes_without_a_batch(
     tmp_path: Path,
 ) -> None:
-    config = replace(
+    config = changed(
         CONFIG, filters=("zero_variance",), groups_per_step=1, advantage="grpo", steps=1
     )
     stage = Stage(tmp_path, config, rewards=lambda request: 0.0)
@@ -56,7 +56,7 @@ def test_a_filtered_group_is_trained_after_ten_minutes_without_a_batch(
 @pytest.mark.parametrize("restart", cases([False, True], {True}))
 def test_a_step_waits_for_a_straggler_even_after_a_restart(tmp_path: Path, restart: bool) -> None:
     # Given a run at version 1 in which one member of the first groups has not ended
-    config = replace(
+    config = changed(
         CONFIG, on_stale="wait", max_staleness=1, groups_per_step=1, advantage="grpo", steps=5
     )
     stage = Stage(tmp_path, config)

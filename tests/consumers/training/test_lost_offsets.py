@@ -13,6 +13,7 @@ from rollcall.schemas.errors import JournalGone
 from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.checkpoints.manifest import MANIFEST, read_body, write_body
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import examples
 
@@ -20,7 +21,7 @@ TOPICS = {
     "scored": lambda stage: stage.topics.scored,
     "requests": lambda stage: stage.topics.requests,
 }
-RUN = replace(CONFIG, steps=6)
+RUN = changed(CONFIG, steps=6)
 
 
 def lose(stage: Stage, topic: str, share: float) -> int:

@@ -18,6 +18,7 @@ from rollcall.schemas.messages import UNFINISHED, Control, ScoredTrajectory, Seq
 from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.samples import versions_of
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
@@ -140,7 +141,7 @@ def test_a_repeatedly_dying_trainer_continues_every_rollout_once(
 @pytest.mark.parametrize("every", cases([0, 7], {7}))
 def test_cut_off_rollouts_continue_beside_curators_and_replay(tmp_path: Path, every: int) -> None:
     """Also for a repeatedly dying trainer: each new rollout is trained once."""
-    config = replace(DOUBLE, steps=8, groups_per_step=4, replay_ratio=0.5, replay_max_age=4)
+    config = changed(DOUBLE, steps=8, groups_per_step=4, replay_ratio=0.5, replay_max_age=4)
     run = UnevenRun(tmp_path, config, curator=["filter_solved", "adaptive_rollouts"])
 
     for turn in range(4_000):
@@ -164,7 +165,7 @@ def test_cut_off_rollouts_continue_beside_curators_and_replay(tmp_path: Path, ev
 
 
 def test_a_step_waits_for_cut_off_rollouts_and_scores_their_tokens(tmp_path: Path) -> None:
-    config = replace(DOUBLE, old_logprobs="interrupt", correction="tis")
+    config = changed(DOUBLE, old_logprobs="interrupt", correction="tis")
     run = UnevenRun(tmp_path, config)
 
     run.train(6)
@@ -184,7 +185,7 @@ def test_a_step_waits_for_cut_off_rollouts_and_scores_their_tokens(tmp_path: Pat
 
 
 def test_a_steps_wait_for_cut_off_rollouts_is_bounded(tmp_path: Path) -> None:
-    config = replace(CONFIG, old_logprobs="interrupt", over_provision=2.0)
+    config = changed(CONFIG, old_logprobs="interrupt", over_provision=2.0)
     stage = Stage(tmp_path, config)
     assert stage.trainer.continuing is not None
     now = 0.0
@@ -205,7 +206,7 @@ def test_a_steps_wait_for_cut_off_rollouts_is_bounded(tmp_path: Path) -> None:
 
 
 def test_masked_old_tokens_are_only_read(tmp_path: Path) -> None:
-    run = UnevenRun(tmp_path, replace(DOUBLE, max_staleness=0, mask_continued=True))
+    run = UnevenRun(tmp_path, changed(DOUBLE, max_staleness=0, mask_continued=True))
 
     run.train(6)
 
@@ -304,7 +305,7 @@ def cut_off(stage: Stage, number: int) -> None:
     stage.written.append((request.group_id.encode(), value))
 
 
-STAGED = replace(CONFIG, over_provision=2.0, retention=2)
+STAGED = changed(CONFIG, over_provision=2.0, retention=2)
 
 
 def test_a_duplicate_record_of_an_older_generation_is_ignored(tmp_path: Path) -> None:

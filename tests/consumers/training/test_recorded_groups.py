@@ -1,6 +1,7 @@
 """The order of recorded groups, with duplicates and after retention."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,10 @@ from rollcall.trainer.rules.samples import RECORDED, Sample
 from tests.support.scored_trajectories import CURATION, scored
 
 RULE = Recorded(run="earlier", policy="policy")
+
+
+def changed_rule(**values: Any) -> Recorded:
+    return Recorded(**RULE.model_dump() | values)
 
 
 class Recording:
@@ -83,15 +88,15 @@ def test_retention_does_not_change_the_remaining_groups(drawn: int) -> None:
 def test_a_stretch_is_drawn_as_often_as_its_passes() -> None:
     log = Recording()
     log.groups("a", "b")
-    reader = log.reader(replace(RULE, passes=2))
+    reader = log.reader(changed_rule(passes=2))
 
     drawn = [(names([each])[0], each.uses) for each in reader.draw(9)]
 
     assert drawn == [("a-0", 0), ("a-1", 0), ("b-0", 0), ("b-1", 0),
                      ("a-0", 1), ("a-1", 1), ("b-0", 1), ("b-1", 1)]  # fmt: skip
     assert reader.ready(1) == 0
-    assert log.reader(replace(RULE, passes=0), reader.mark).ready(7) == 7
-    assert names(log.reader(replace(RULE, offsets=("0:2-4",))).draw(9)) == ["b-0", "b-1"]
+    assert log.reader(changed_rule(passes=0), reader.mark).ready(7) == 7
+    assert names(log.reader(changed_rule(offsets=("0:2-4",))).draw(9)) == ["b-0", "b-1"]
 
 
 def test_a_stretch_without_a_whole_group_is_refused_unless_drawn_before() -> None:

@@ -13,12 +13,13 @@ from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.checkpoints.manifest import MANIFEST
 from rollcall.trainer.config.learner_config import LearnerConfig
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, SIZE, Stage
 from tests.support.tiers import examples
 from tests.support.tiny_run import RECIPE, World
 
-SPARE = replace(CONFIG, redundancy=1)
-STRICT = replace(SPARE, max_staleness=0)
+SPARE = changed(CONFIG, redundancy=1)
+STRICT = changed(SPARE, max_staleness=0)
 ACTS = st.tuples(st.sampled_from(["finished", "finished", "failed", "torn", "again", "restart"]),
                  st.integers(0, 30))  # fmt: skip
 
@@ -136,7 +137,7 @@ def test_a_group_with_too_few_trainable_members_is_dropped_once_complete(
 def test_the_run_ends_with_whole_groups_on_every_schedule(
     staleness: int, missing: str, schedule: list[tuple[str, int]]
 ) -> None:
-    config = replace(SPARE, max_staleness=staleness, missing=missing)
+    config = changed(SPARE, max_staleness=staleness, missing=missing)
     with TemporaryDirectory() as directory:
         stage = Stage(Path(directory), config)
         for what, number in schedule:

@@ -1,6 +1,5 @@
 """A run that trains on some groups again: its accounts hold, also across a restart."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcall.schemas.trajectory_refs import refs_of
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import examples
 
-REPLAYING = replace(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0, loss="m2po")
+REPLAYING = changed(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0, loss="m2po")
 
 
 def replayed(stage: Stage) -> list[int]:

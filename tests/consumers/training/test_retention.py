@@ -28,12 +28,13 @@ from rollcall.trainer.rules.samples import versions_of
 from rollcall.trainer.weights import weights_files
 from rollcall.trainer.weights.publication import Publishing
 from rollcall.trainer.weights.weights_needs import YOUNG_S
+from tests.support.changed_config import changed
 from tests.support.journals import sampled_by
 from tests.support.scored_trajectories import scored
 from tests.support.staged_run import CONFIG, SCORING, Stage
 
 STEPS = 9
-LONG = replace(CONFIG, steps=STEPS, checkpoint_keep_every=0)
+LONG = changed(CONFIG, steps=STEPS, checkpoint_keep_every=0)
 STEP_S = 300.0
 LEFT = [STEPS - 3, STEPS - 2, STEPS - 1, STEPS]
 """What is left where nothing but the run itself needs any."""
@@ -209,7 +210,7 @@ def test_versions_of_scored_but_unread_trajectories_are_kept(tmp_path: Path) -> 
 def test_versions_needed_by_an_older_checkpoint_are_kept(
     tmp_path: Path,
 ) -> None:
-    again = replace(LONG, replay_ratio=0.5, replay_max_age=4, max_staleness=1)
+    again = changed(LONG, replay_ratio=0.5, replay_max_age=4, max_staleness=1)
     stage = staged(tmp_path, config=again)
     train(stage, STEPS)
 
@@ -325,7 +326,7 @@ def test_a_refused_request_keeps_no_version(tmp_path: Path) -> None:
 
 
 def test_versions_of_buffered_samples_are_kept(tmp_path: Path) -> None:
-    stage = staged(tmp_path, config=replace(LONG, max_staleness=100))
+    stage = staged(tmp_path, config=changed(LONG, max_staleness=100))
     train(stage, 2)
     lone = next(r for r in stage.in_the_air() if r.purpose == "train")
     stage.end(lone)
@@ -371,14 +372,14 @@ def test_an_unavailable_log_keeps_all_versions_and_stops_no_training(
 
 
 def test_a_size_bound_removes_older_checkpoints_and_keeps_the_newest(tmp_path: Path) -> None:
-    free = staged(tmp_path / "free", config=replace(LONG, checkpoint_keep_every=1))
+    free = staged(tmp_path / "free", config=changed(LONG, checkpoint_keep_every=1))
     train(free, STEPS)
     assert len(checkpoints.kept(free.directory / "checkpoints")) == STEPS + 1
     half = int(free.trainer.saver.retention.kept_bytes / 2)
 
     stage = staged(
         tmp_path / "bound",
-        config=replace(LONG, checkpoint_keep_every=1),
+        config=changed(LONG, checkpoint_keep_every=1),
         publishing=Publishing(keep_bytes=half),
     )
     with capture_logs() as logs:

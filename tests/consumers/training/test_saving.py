@@ -33,13 +33,14 @@ from rollcall.trainer.checkpoints.shards import digests_of, parts_of
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.weights import publication
 from rollcall.trainer.weights.publication import Publication, Publishing
+from tests.support.changed_config import changed
 from tests.support.later_executor import Died, LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
-LATER = replace(CONFIG, save="async")
-EARLY = replace(LATER, announce="early")
+LATER = changed(CONFIG, save="async")
+EARLY = changed(LATER, announce="early")
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -221,7 +222,7 @@ def test_a_trainer_killed_at_any_point_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At each disk write and at each record, twice in one run."""
-    config = replace(config, steps=2)
+    config = changed(config, steps=2)
     counter = Kills(monkeypatch)
     point, lives = 0, 0
     while True:
@@ -410,7 +411,7 @@ def test_a_disk_that_fills_during_a_save_stops_training_by_name(
         with pytest.raises(DiskFull, match="nothing announced is missing"):
             stage.drain()
 
-    early = config.announce == "early" and place == "checkpoint"
+    early = config.saving.announce == "early" and place == "checkpoint"
     assert announced(stage) == [0, 1, 2] if early else [0, 1]
     assert durable(stage) == 1
     assert not list(tmp_path.rglob("*.tmp"))
@@ -433,10 +434,10 @@ def test_weights_of_an_unannounced_step_are_removed_at_restart(
 
 def test_early_announcements_require_asynchronous_saving() -> None:
     with pytest.raises(Refused, match="set save to 'async'"):
-        replace(CONFIG, announce="early")
+        changed(CONFIG, announce="early")
     with pytest.raises(Refused, match="unknown save 'asink'; did you mean 'async'"):
-        replace(CONFIG, save="asink")
-    assert replace(CONFIG, save="async").digest() == CONFIG.digest()
+        changed(CONFIG, save="asink")
+    assert changed(CONFIG, save="async").digest() == CONFIG.digest()
 
 
 def test_the_save_stall_is_in_the_next_steps_record(

@@ -3,7 +3,6 @@
 The trainer is the real one; its learner only counts, so that many schedules can be tried.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollcall.trainer.config.learner_config import LearnerConfig
+from tests.support.changed_config import changed
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import examples
 
@@ -21,7 +21,7 @@ ACTS = st.tuples(
     st.integers(0, 30),
 )
 CONFIGS = st.builds(
-    lambda staleness, missing: replace(CONFIG, max_staleness=staleness, missing=missing),
+    lambda staleness, missing: changed(CONFIG, max_staleness=staleness, missing=missing),
     st.integers(0, 2),
     st.sampled_from(["drop", "train_partial"]),
 )

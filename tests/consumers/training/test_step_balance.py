@@ -1,12 +1,12 @@
 """Every step records its rollouts, their outcomes and the trainer's wait."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollcall.consumers.training.step_balance import StepBalance
 from rollcall.trainer.curation.drops import Tally
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import sample, scored
 from tests.support.staged_run import CONFIG, Stage
 
@@ -37,14 +37,14 @@ def test_a_step_reports_produced_rollouts_with_lengths_and_wait() -> None:
 
 
 def test_the_steps_of_a_run_count_every_rollout_once_across_restarts(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, replace(CONFIG, redundancy=1, max_staleness=1))
+    stage = Stage(tmp_path, changed(CONFIG, redundancy=1, max_staleness=1))
     for steps in range(1, 5):
         stage.train(steps)
         stage.begin()
     steps = [step.metrics for step in stage.steps()]
 
     for told in steps:
-        assert told["used"] == CONFIG.groups_per_step * CONFIG.group_size
+        assert told["used"] == CONFIG.groups.per_step * CONFIG.groups.size
         assert told["produced"] >= told["used"] + told["dropped"] + told["cancelled"]
         assert 0 <= told["wait_share"] <= 1
     assert sum(told["used"] for told in steps) == stage.trainer.buffer.used

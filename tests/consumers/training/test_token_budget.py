@@ -1,7 +1,6 @@
 """Batches with a token budget: cut-off rollouts continue, endless ones are purged."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.learner_config import LearnerConfig
+from tests.support.changed_config import changed
 from tests.support.tiers import cases
 from tests.support.uneven_run import UnevenRun
 
@@ -66,7 +66,7 @@ def test_every_batch_has_its_tokens_and_no_rollout_is_lost_or_doubled(
 def test_a_rollout_cut_off_too_often_is_purged(tmp_path: Path) -> None:
     short = RuleChoice("token_budget", (("tokens", 4),))
     run = UnevenRun(
-        tmp_path, replace(CONFIG, batch=short, retention=1, missing="train_partial"), max_running=24
+        tmp_path, changed(CONFIG, batch=short, retention=1, missing="train_partial"), max_running=24
     )
     run.train(5)
     run.settle()

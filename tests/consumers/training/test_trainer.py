@@ -145,10 +145,10 @@ def test_staleness_bounds_the_number_of_open_rollouts(world: World) -> None:
     world.train(trainer)
 
     for step in world.steps():
-        assert step.metrics["staleness_max"] <= trainer.config.max_staleness
+        assert step.metrics["staleness_max"] <= trainer.config.staleness.bound
     train = [r for r in world.read(world.topics.requests, RolloutRequest) if r.purpose == "train"]
     batch = 8
-    assert len(train) <= (trainer.config.max_staleness + 4) * batch
+    assert len(train) <= (trainer.config.staleness.bound + 4) * batch
 
 
 def test_no_rollout_is_sampled_from_weights_too_old_for_its_batch(
@@ -163,7 +163,7 @@ def test_no_rollout_is_sampled_from_weights_too_old_for_its_batch(
     for request in world.read(world.topics.requests, RolloutRequest):
         if request.purpose == "train":
             batch = draw_of(request.run_id, request.group_id) * 4 // 8
-            assert request.min_policy_version == max(0, batch - trainer.config.max_staleness)
+            assert request.min_policy_version == max(0, batch - trainer.config.staleness.bound)
 
 
 def test_a_trainer_that_dies_between_steps_resumes_at_its_last_step(world: World) -> None:

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.rules.samples import Sample
+from tests.support.changed_config import changed
 from tests.support.faults import Fault, calls, places
 from tests.support.faulty_files import faulty_files
 from tests.support.staged_run import CONFIG, Counting, Stage
@@ -63,7 +63,7 @@ class Chained(Counting):
 
 def begun(directory: Path) -> Stage:
     """A run that has taken a step."""
-    stage = Stage(directory, replace(CONFIG, steps=2), learner=Chained)
+    stage = Stage(directory, changed(CONFIG, steps=2), learner=Chained)
     stage.train(1)
     return stage
 

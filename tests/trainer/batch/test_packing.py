@@ -1,7 +1,6 @@
 """Shared prefixes are computed once, with the same numbers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from rollcall.trainer.learner.forward import forward, token_scores
 from rollcall.trainer.learner.sharing import sharing_of
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
+from tests.support.changed_config import changed
 from tests.support.families import model_of
 from tests.support.scored_trajectories import (
     VOCABULARY,
@@ -144,8 +144,8 @@ def test_a_packed_step_gives_the_gradient_of_separate_rows(
 ) -> None:
     found = []
     for how, tokens in (("rows", 16384), (packing, budget)):
-        config = replace(CONFIG, packing=how, loss=loss, micro_batch_tokens=tokens)
-        learner = Learner(model_directory, replace(config, max_grad_norm=1e9))
+        config = changed(CONFIG, packing=how, loss=loss, micro_batch_tokens=tokens)
+        learner = Learner(model_directory, changed(config, max_grad_norm=1e9))
         learner.model.double()
         metrics = learner.step(rollouts())
         gradients = {n: p.grad.clone() for n, p in learner.model.named_parameters()}
@@ -169,7 +169,7 @@ def test_the_same_batches_give_the_same_bits(model_directory: str) -> None:
 def test_a_rule_that_looks_before_the_first_update_handles_shared_rows(
     model_directory: str,
 ) -> None:
-    config = replace(CONFIG, loss="ppo_clip", epochs=2, minibatch=4)
+    config = changed(CONFIG, loss="ppo_clip", epochs=2, minibatch=4)
 
     assert np.isfinite(Learner(model_directory, config).step(rollouts())["loss"])
 
@@ -290,7 +290,7 @@ def test_an_unsupported_model_is_padded_and_reported_once(tmp_path: Path) -> Non
         learner = Learner(str(tmp_path), CONFIG)
         told = [learner.step(some_samples(n)) for n in range(2)]
 
-    plain = Learner(str(tmp_path), replace(CONFIG, packing="rows"))
+    plain = Learner(str(tmp_path), changed(CONFIG, packing="rows"))
     assert told == [plain.step(some_samples(n)) for n in range(2)]
     assert learner.tensors() == plain.tensors()
     assert [(line["event"], line["model"]) for line in said] == [
@@ -315,7 +315,7 @@ def test_an_unknown_packing_is_refused_and_default_packing_changes_no_digest() -
         LearnerConfig(packing="share")
     assert LearnerConfig(packing="packed").digest() != CONFIG.digest()
 
-    plain = replace(CONFIG, packing="rows")
+    plain = changed(CONFIG, packing="rows")
     assert plain.digest() == LearnerConfig(entropy=0.01, lr=1e-2, steps=20).digest()
     assert CONFIG.digest() != plain.digest()
 

@@ -33,6 +33,7 @@ from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.drawn_groups import LedgerState
 from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.learner.step import Learner
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(lr=1e-2, steps=20)
@@ -64,7 +65,7 @@ def test_resuming_from_a_checkpoint_equals_an_uninterrupted_run(
     for number in range(3):
         first.step(some_samples(number))
     save(tmp_path, Checkpoint(first.state(), parent=2))
-    second = Learner(model_directory, replace(CONFIG, seed=9))
+    second = Learner(model_directory, changed(CONFIG, seed=9))
     found = load_latest(tmp_path).checkpoint
     assert found is not None
     second.load(found.state)
@@ -122,7 +123,7 @@ def test_a_learner_resumes_from_a_checkpoint_of_two_ranks(
     state = first.state()
     written = [write_rank(tmp_path, parts_of_state(state, rank, 2)) for rank in (0, 1)]
     seal(tmp_path, Checkpoint(state, parent=0), written)
-    second = Learner(model_directory, replace(CONFIG, seed=9))
+    second = Learner(model_directory, changed(CONFIG, seed=9))
     found = load_latest(tmp_path).checkpoint
     assert found is not None
     second.load(found.state)
@@ -302,7 +303,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_the_remedy(
     require_recipe(path, CONFIG.digest(), "never said")
 
     with pytest.raises(Refused, match=r"v00000005 .*; put it back"):
-        require_recipe(path, replace(CONFIG, lr=1.0).digest(), "put it back")
+        require_recipe(path, changed(CONFIG, lr=1.0).digest(), "put it back")
 
 
 def test_pruning_never_removes_the_last_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:

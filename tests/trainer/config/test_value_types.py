@@ -1,6 +1,5 @@
 """Any learner setting of a file is accepted or refused in one line, without a traceback."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ from rollcall.compose.runs.retraining import changed_learner
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.schemas.errors import Refused
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.learner_table import FLAT, TABLES
 from tests.support.tiny_run import World
 
-KEYS = [field.name for field in dataclasses.fields(LearnerConfig)]
+KEYS = [*LearnerConfig().flat(), *TABLES]
 ABSURD: list[Any] = [
     True, "x", "", [], {}, -1, 0, 2.5, 1e308, float("nan"), float("inf"), 10**30, [1], ["x"], [[]],
     [{}], [None], {"name": 3}, {"name": "x"}, {"name": []}, {"nam": 1}, b"x", None, "os:path",
@@ -61,6 +61,34 @@ def test_a_value_of_the_wrong_type_is_refused_with_the_fix(
         LearnerConfig.of({key: value})
 
 
+@pytest.mark.parametrize("name", FLAT)
+def test_a_key_reads_the_same_with_and_without_its_table(name: str) -> None:
+    table, key = FLAT[name]
+    value = LearnerConfig().flat()[name]
+
+    inside, outside = LearnerConfig.of({table: {key: value}}), LearnerConfig.of({name: value})
+
+    assert inside == outside
+    assert inside.given() == outside.given() == {name: value}
+    with pytest.raises(Refused, match=f"{name} and {table}.{key} are the same; give one"):
+        LearnerConfig.of({table: {key: value}, name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replay": {"ratio": 1.5}}, "replay.ratio is 1.5; give a share"),
+        ({"replay_ratio": 1.5}, "replay_ratio is 1.5; give a share"),
+        ({"replay": {"rati": 0.5}}, "unknown key of the learner 'replay.rati'.*'replay.ratio'"),
+        ({"replay_rati": 0.5}, "unknown key of the learner 'replay_rati'.*'replay_ratio'"),
+        ({"replay": 3, "replay_ratio": 0.5}, "replay is 3; give a table"),
+    ],
+)
+def test_a_refused_key_of_a_table_is_named_as_written(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        LearnerConfig.of(values)
+
+
 def test_a_rule_may_be_a_name_or_a_table_everywhere() -> None:
     config = LearnerConfig.of({"aggregate": {"name": "token_mean"}, "filters": [{"name": "none"}]})
 
@@ -83,6 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         "learner.lora.rank=x", "learner.recorded.run=1", "learner.share.x=1",
         "learner.seed='a'", "learner.stream.x=1", "learner.filters.name=none",
         "learner.lr.name=1", "learner.loss.name=a\nb",
+        "learner.replay.ratio=2", "learner.optimiser.lr=x", "learner.groups.x=1",
     ],
 )  # fmt: skip
 def test_an_absurd_what_if_value_is_refused_in_one_line(folder: RunFolder, change: str) -> None:

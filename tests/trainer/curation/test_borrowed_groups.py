@@ -9,15 +9,16 @@ import pytest
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.config.tables import Recorded, Share
+from rollcall.trainer.config.tables import Recorded, Share, Staleness
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import RECORDED, SHARED, Sample
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import CURATION, some_samples
 from tests.support.scored_trajectories import scored as written
 
 SHARE = Share(ratio=0.5, max_age_s=60.0, capacity=2)
-CURATED = replace(CURATION, max_staleness=100, share=SHARE)
+CURATED = replace(CURATION, staleness=Staleness(bound=100), share=SHARE)
 
 
 def as_ours(record: ScoredTrajectory) -> ScoredTrajectory:
@@ -107,7 +108,7 @@ def test_a_rewritten_group_is_not_trained_on_again_after_a_restart() -> None:
 
 
 def test_records_of_unlisted_runs_and_evaluations_stay_outside() -> None:
-    named = replace(CURATED, share=replace(SHARE, runs=("friend",)))
+    named = replace(CURATED, share=Share(**SHARE.model_dump() | {"runs": ("friend",)}))
     log = Stretch(Buffer(named, reencode=as_ours))
 
     log.offer("g")
@@ -136,7 +137,7 @@ def test_a_failed_batch_reports_its_shared_samples_as_dropped() -> None:
 def test_reencoded_text_starts_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
     config = LearnerConfig(loss=loss, share=Share(), epochs=2, group_size=1)
     heard = [replace(each, borrowed=SHARED, min_version=-1) for each in some_samples(1)]
-    once = Learner(model_directory, replace(config, epochs=1)).step(heard)
+    once = Learner(model_directory, changed(config, epochs=1)).step(heard)
     twice = Learner(model_directory, config).step(heard)
 
     assert once["approx_kl"] == pytest.approx(0, abs=1e-9)
@@ -167,7 +168,7 @@ def test_recorded_samples_keep_log_probabilities_and_have_no_own_version(
         ({"recorded": {}}, "name the run"),
         ({"recorded": {"run": "r", "offsets": ["0:9-3"]}, "loss": "m2po"}, "PARTITION:FIRST-END"),
         ({"recorded": {"run": "r", "ratio": 1.5}, "loss": "m2po"}, "between 0 and 1"),
-        ({"share": {"ration": 0.5}}, "did you mean 'ratio'"),
+        ({"share": {"ration": 0.5}}, "did you mean 'share.ratio'"),
         ({"share": {"ratio": 0.9}, "replay_ratio": 0.5}, "none would be new ones"),
         ({"share": {}, "stream": True, "max_staleness": 0, "advantage": "rloo"}, "on-policy"),
         ({"share": {}, "old_logprobs": "ewma"}, "no log-probabilities of then"),

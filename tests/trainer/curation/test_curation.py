@@ -11,6 +11,8 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import Claim, Sampling, ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import Groups, Staleness
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.curation.group_gate import FORCE_AFTER
@@ -52,7 +54,7 @@ def test_only_tokens_of_our_policy_count() -> None:
 
 
 def test_the_earliest_deadline_goes_first_and_stale_samples_are_dropped() -> None:
-    buffer = filled(replace(ALONE, max_staleness=5), [5, 1, 3, 0, 3])
+    buffer = filled(replace(ALONE, staleness=Staleness(bound=5)), [5, 1, 3, 0, 3])
 
     taken = buffer.take(3, v_now=8)
 
@@ -62,7 +64,7 @@ def test_the_earliest_deadline_goes_first_and_stale_samples_are_dropped() -> Non
 
 
 def test_a_later_arrival_with_an_earlier_deadline_is_not_lost() -> None:
-    buffer = filled(replace(ALONE, max_staleness=1), [2, 1])
+    buffer = filled(replace(ALONE, staleness=Staleness(bound=1)), [2, 1])
 
     used = [buffer.take(1, v_now=2), buffer.take(1, v_now=3)]
 
@@ -101,7 +103,11 @@ def test_every_offer_is_exactly_one_of_held_used_or_dropped(
     missing: str,
     filters: tuple[str, ...],
 ) -> None:
-    buffer = Buffer(replace(CURATION, missing=missing, filters=filters, max_staleness=1))
+    buffer = Buffer(
+        replace(
+            CURATION, groups=Groups(missing=missing), filters=filters, staleness=Staleness(bound=1)
+        )
+    )
     places: list[int] = []
     for offset, (group, member, version, reward, status, run_id, take) in enumerate(offers):
         record = scored(
@@ -164,7 +170,7 @@ def test_a_missing_member_drops_its_group() -> None:
 
 
 def test_a_partial_group_and_its_missing_members_leave_together() -> None:
-    buffer = Buffer(replace(CURATION, missing="train_partial"))
+    buffer = Buffer(replace(CURATION, groups=Groups(missing="train_partial")))
     offer_group(buffer, [1.0, None, 0.0])
     before = buffer.released()
 
@@ -177,8 +183,8 @@ def test_a_partial_group_and_its_missing_members_leave_together() -> None:
 
 
 def test_a_group_reduced_to_one_member_is_dropped_without_a_baseline() -> None:
-    strict = Buffer(replace(CURATION, missing="train_partial"))
-    lenient = Buffer(replace(CURATION, missing="train_partial", needs_group=False))
+    strict = Buffer(replace(CURATION, groups=Groups(missing="train_partial")))
+    lenient = Buffer(replace(CURATION, groups=Groups(missing="train_partial"), needs_group=False))
     for buffer in (strict, lenient):
         offer_group(buffer, [1.0, None])
 
@@ -328,7 +334,7 @@ def drawn_buffer(draws: int, size: int, curation: Curation) -> Buffer:
 
 
 def test_a_drawn_rollout_is_never_taken_twice_after_10000_others() -> None:
-    buffer = drawn_buffer(10_000, 1, replace(ALONE, capacity_groups=10_000))
+    buffer = drawn_buffer(10_000, 1, replace(ALONE, groups=Groups(per_step=1, capacity=10_000)))
     for offset in range(10_000):
         buffer.offer(drawn(offset, 0, 1), 0, offset)
     assert len(buffer.take(10_000, v_now=0) or ()) == 10_000
@@ -341,7 +347,7 @@ def test_a_drawn_rollout_is_never_taken_twice_after_10000_others() -> None:
 
 
 def test_a_straggler_without_tokens_is_not_held_after_9000_groups() -> None:
-    buffer = drawn_buffer(9_001, 2, replace(CURATION, capacity_groups=10_000))
+    buffer = drawn_buffer(9_001, 2, replace(CURATION, groups=Groups(per_step=1, capacity=10_000)))
     buffer.offer(drawn(0, 0, 2), 0, 0)
     buffer.take(1, v_now=3)
     for draw in range(1, 9_001):
@@ -403,7 +409,7 @@ def test_a_filter_that_rejects_everything_lets_one_group_through() -> None:
 
 
 def test_a_full_buffer_reports_it_and_evicts_nothing() -> None:
-    buffer = filled(replace(ALONE, capacity_groups=2), [0, 1, 2])
+    buffer = filled(replace(ALONE, groups=Groups(per_step=1, capacity=2)), [0, 1, 2])
 
     assert buffer.full()
     assert buffer.held() == 3
@@ -412,7 +418,7 @@ def test_a_full_buffer_reports_it_and_evicts_nothing() -> None:
 
 
 def test_incomplete_groups_do_not_fill_a_buffer() -> None:
-    buffer = Buffer(replace(CURATION, capacity_groups=1))
+    buffer = Buffer(replace(CURATION, groups=Groups(per_step=1, capacity=1)))
     for number in range(5):
         buffer.offer(scored(f"r{number}", group=f"g{number}", group_size=2), 0, number)
 
@@ -421,7 +427,7 @@ def test_incomplete_groups_do_not_fill_a_buffer() -> None:
 
 def test_a_batch_larger_than_the_buffer_is_refused() -> None:
     with pytest.raises(Refused, match=r"capacity_groups .* 3$"):
-        Buffer(replace(ALONE, capacity_groups=2)).take(3, v_now=0)
+        Buffer(replace(ALONE, groups=Groups(per_step=1, capacity=2))).take(3, v_now=0)
 
 
 def lies_in_its_claim(record: ScoredTrajectory) -> ScoredTrajectory:
@@ -520,7 +526,7 @@ def test_samples_of_a_failed_step_are_dropped() -> None:
 )
 def test_an_unknown_curation_policy_is_refused_by_name(change: dict[str, str]) -> None:
     with pytest.raises(Refused, match=next(iter(change))):
-        replace(CURATION, **change)  # type: ignore[arg-type]
+        LearnerConfig.of(change)
 
 
 def test_an_unknown_filter_is_refused_with_the_nearest_name() -> None:

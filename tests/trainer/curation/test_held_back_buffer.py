@@ -5,14 +5,18 @@ from dataclasses import replace
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.tables import Groups, Staleness
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from tests.support.scored_trajectories import scored
 
 CURATION = Curation(
-    "run", "policy", max_staleness=1, on_stale="wait", stale_wait_s=60.0, needs_group=False,
-    capacity_groups=2,
-)  # fmt: skip
+    "run",
+    "policy",
+    Groups(per_step=1, capacity=2),
+    Staleness(bound=1, on_stale="wait", wait_s=60.0),
+    needs_group=False,
+)
 
 
 class Clock:

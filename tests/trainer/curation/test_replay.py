@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcall.schemas.messages import ScoredTrajectory, Task
-from rollcall.trainer.config.curation import ReplayRule
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import ReplayRule, Staleness
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.replay import Replay, adopted, task_of
 from rollcall.trainer.rules.samples import Sample, ScoredPlace
 from tests.support.scored_trajectories import CURATION, sample, scored
 from tests.support.tiers import examples
 
-CURATED = replace(CURATION, max_staleness=100)
+CURATED = replace(CURATION, staleness=Staleness(bound=100))
 
 
 def member(
@@ -48,13 +48,13 @@ def names(samples: Sequence[Sample] | None) -> list[str]:
 
 def test_a_quarter_of_256_samples_is_replayed() -> None:
     config = LearnerConfig(groups_per_step=32, group_size=8, replay_ratio=0.25)
-    held = Buffer(replace(CURATED, capacity_groups=64), replay=config.replay())
+    held = Buffer(CURATED, replay=config.replay)
     for number in range(48):
         offer(held, f"g{number}", [0.0, 1.0] * 4, 8 * number)
 
     first, second = held.take(32, v_now=0), held.take(32, v_now=0)
 
-    assert config.fresh_groups * config.group_size == 192
+    assert config.fresh_groups * config.groups.size == 192
     assert first is not None
     assert second is not None
     assert [len(first), len(second)] == [192, 256]
@@ -101,8 +101,8 @@ def test_with_replay_every_record_is_one_of_held_used_or_dropped(
     acts: list[tuple[bool, float, bool]], ratio: float, pool: int
 ) -> None:
     held = Buffer(
-        replace(CURATED, filters=("zero_variance",), max_staleness=3),
-        replay=ReplayRule(ratio, pool=pool),
+        replace(CURATED, filters=("zero_variance",), staleness=Staleness(bound=3)),
+        replay=ReplayRule(ratio=ratio, pool=pool),
     )
     offered, fresh = 0, list[ScoredPlace]()
     for number, (spread, reward, spoils) in enumerate(acts):

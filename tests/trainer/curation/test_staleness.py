@@ -16,13 +16,14 @@ from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.batch.weighing import aged
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import Groups, Staleness
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.rules.staleness import HALVINGS, StaleWait, stale_weight
 from tests.support.scored_trajectories import CURATION, make_batch, scored, some_samples
 
 ALONE = replace(CURATION, needs_group=False)
-EDF, FIFO = ALONE, replace(ALONE, order="fifo")
+EDF, FIFO = ALONE, replace(ALONE, groups=Groups(order="fifo"))
 
 
 def arriving(buffer: Buffer, *versions: int, first: int = 0) -> None:
@@ -39,7 +40,7 @@ def used(buffer: Buffer, v_now: int) -> list[int]:
 
 
 def test_edf_takes_the_earliest_deadline_and_fifo_the_first_arrival() -> None:
-    edf, fifo = (Buffer(replace(each, max_staleness=5)) for each in (EDF, FIFO))
+    edf, fifo = (Buffer(replace(each, staleness=Staleness(bound=5))) for each in (EDF, FIFO))
     for buffer in (edf, fifo):
         arriving(buffer, 5, 1, 3, 0, 3)
 
@@ -50,7 +51,7 @@ def test_edf_takes_the_earliest_deadline_and_fifo_the_first_arrival() -> None:
 def test_fifo_loses_a_sample_that_edf_uses() -> None:
     lost = []
     for curation in (EDF, FIFO):
-        buffer = Buffer(replace(curation, max_staleness=1))
+        buffer = Buffer(replace(curation, staleness=Staleness(bound=1)))
         arriving(buffer, 2, 1)
         for v_now in (2, 3):
             buffer.take(1, v_now)
@@ -63,7 +64,8 @@ def test_fifo_loses_a_sample_that_edf_uses() -> None:
     st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=12), st.integers(0, 4)
 )
 def test_edf_never_uses_fewer_samples_than_fifo(trace: list[list[int]], bound: int) -> None:
-    edf, fifo = (Buffer(replace(each, max_staleness=bound)) for each in (EDF, FIFO))
+    staleness = Staleness(bound=bound)
+    edf, fifo = (Buffer(replace(each, staleness=staleness)) for each in (EDF, FIFO))
     offset = 0
     for v_now, ages in enumerate(trace):
         for buffer in (edf, fifo):
@@ -86,7 +88,7 @@ def drawn(draw: int, member: int, version: int, ended_ms: int = 0) -> ScoredTraj
 
 def waiting(**changes: Any) -> Buffer:
     """Two draws of two members: the first was begun under version 1 and runs, one is whole."""
-    curation = replace(CURATION, on_stale="wait", max_staleness=1, **changes)
+    curation = replace(CURATION, staleness=Staleness(bound=1, on_stale="wait", **changes))
     ledger = GroupLedger("run", 2)
     ledger.published(0, 2, 1)
     ledger.published(1, 2, 2)
@@ -113,7 +115,7 @@ def test_a_step_that_leaves_running_groups_fresh_does_not_wait() -> None:
 
 
 def test_the_wait_ends_after_the_configured_seconds_of_log_time() -> None:
-    buffer = waiting(stale_wait_s=10)
+    buffer = waiting(wait_s=10)
     buffer.take(1, v_now=2)
     buffer.offer(drawn(7, 0, 2, ended_ms=9_999), 0, 7)
     early = buffer.take(1, v_now=2)
@@ -124,7 +126,7 @@ def test_the_wait_ends_after_the_configured_seconds_of_log_time() -> None:
 
 
 def test_the_wait_ends_once_enough_batches_have_accumulated() -> None:
-    buffer = waiting(stale_wait_steps=1)
+    buffer = waiting(wait_steps=1)
     early = buffer.take(1, v_now=2)
     buffer.ledger.published(2, 2, 2)
     for member in range(2):
@@ -153,7 +155,7 @@ def test_a_wait_lasts_from_the_time_its_batch_is_ready() -> None:
 def test_stale_samples_lose_weight_and_are_dropped_eventually() -> None:
     bound = 2
     weights = [stale_weight(age, bound) for age in range(6)]
-    buffer = Buffer(replace(ALONE, on_stale="weight", max_staleness=bound))
+    buffer = Buffer(replace(ALONE, staleness=Staleness(bound=bound, on_stale="weight")))
     arriving(buffer, 0, 1)
 
     taken = buffer.take(1, v_now=bound + HALVINGS + 1)
@@ -168,7 +170,7 @@ def test_an_old_samples_advantages_shrink_without_changing_denominators() -> Non
     samples = [replace(each, min_version=number % 3) for number, each in enumerate(some_samples(3))]
     batch = make_batch(samples, config)
 
-    older = aged(batch, 3, config.max_staleness)
+    older = aged(batch, 3, config.staleness.bound)
 
     expected = [0.25 if s.min_version == 0 else 0.5 if s.min_version == 1 else 1 for s in samples]
     assert np.array_equal(older.advantages_N, batch.advantages_N * np.array(expected))

@@ -164,7 +164,7 @@ def ours(
     config: LearnerConfig,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     def pieces(batch: Any) -> Any:
-        return micro_batches(batch, config.micro_batch_tokens)
+        return micro_batches(batch, config.computation.micro_batch_tokens)
 
     batch = with_logprobs(make_batch(samples, config), pieces, {"ref": reference}, 1.0)
     model.zero_grad(set_to_none=True)

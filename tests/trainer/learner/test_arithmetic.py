@@ -1,7 +1,6 @@
 """The recipe sets precision and memory of a step; the same choice gives the same bits."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rollcall.schemas.errors import Refused
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.arithmetic import compute_twice, computing, require_precision
 from rollcall.trainer.learner.step import Learner
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 from tests.support.tiers import cases
 
@@ -44,7 +44,7 @@ def test_the_same_batches_give_the_same_bits_in_every_mode(
 
 def test_gradient_checkpointing_changes_no_bit(model_directory: str) -> None:
     plain, twice = (
-        Learner(model_directory, replace(CONFIG, gradient_checkpointing=on)) for on in (False, True)
+        Learner(model_directory, changed(CONFIG, gradient_checkpointing=on)) for on in (False, True)
     )
 
     assert plain.step(some_samples(0)) == twice.step(some_samples(0))
@@ -53,7 +53,7 @@ def test_gradient_checkpointing_changes_no_bit(model_directory: str) -> None:
 
 
 def test_gradient_checkpointing_works_with_dropout_off(model_directory: str) -> None:
-    learner = Learner(model_directory, replace(CONFIG, gradient_checkpointing=True))
+    learner = Learner(model_directory, changed(CONFIG, gradient_checkpointing=True))
     times = []
     learner.model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *_: times.append(1))
 
@@ -64,7 +64,7 @@ def test_gradient_checkpointing_works_with_dropout_off(model_directory: str) -> 
 
 
 def test_a_copied_model_recomputes_its_own_layers(model_directory: str) -> None:
-    model = Learner(model_directory, replace(CONFIG, gradient_checkpointing=True)).model
+    model = Learner(model_directory, changed(CONFIG, gradient_checkpointing=True)).model
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.transformer.h[0].mlp.c_proj.weight.add_(1)
@@ -75,7 +75,7 @@ def test_a_copied_model_recomputes_its_own_layers(model_directory: str) -> None:
 
 def test_bfloat16_is_used_for_products_only(model_directory: str) -> None:
     plain, rounded = (
-        Learner(model_directory, replace(CONFIG, precision=name))
+        Learner(model_directory, changed(CONFIG, precision=name))
         for name in ("float32", "bfloat16")
     )
     seen = []
@@ -127,7 +127,7 @@ def test_a_model_without_named_layers_is_refused_at_loading(tmp_path: Path) -> N
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
 
     with pytest.raises(Refused, match="CTRLLMHeadModel names no layers"):
-        Learner(str(tmp_path), replace(CONFIG, gradient_checkpointing=True))
+        Learner(str(tmp_path), changed(CONFIG, gradient_checkpointing=True))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.learner.streaming import by_group
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.tensors import tensor_of
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 from tests.support.tiers import cases
 
@@ -78,7 +79,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_batch_that_does_not_fit_is_trained_in_smaller_pieces(
     model_directory: str, put: Put, kind: str, most: int
 ) -> None:
-    config, samples = replace(CONFIG, **KINDS[kind]), in_groups(3)
+    config, samples = changed(CONFIG, **KINDS[kind]), in_groups(3)
     whole, small, again = (Learner(model_directory, config) for _ in range(3))
     whole.step(samples)
 
@@ -102,7 +103,7 @@ def test_a_streamed_group_that_does_not_fit_is_recomputed_with_the_others(
     model_directory: str, put: Put
 ) -> None:
     """As in the trainer: a batch that could not be streamed becomes a step of its own."""
-    learner = Learner(model_directory, replace(CONFIG, **KINDS["streamed"]))
+    learner = Learner(model_directory, changed(CONFIG, **KINDS["streamed"]))
     streaming = learner.streaming()
     first, *others = by_group(in_groups(3))
     learner.stream(streaming, first)
@@ -118,7 +119,7 @@ def test_a_streamed_group_that_does_not_fit_is_recomputed_with_the_others(
 def test_a_single_row_that_does_not_fit_fails_and_changes_nothing(
     model_directory: str, put: Put, kind: str, error: Exception
 ) -> None:
-    learner = Learner(model_directory, replace(CONFIG, **KINDS[kind]))
+    learner = Learner(model_directory, changed(CONFIG, **KINDS[kind]))
     before = learner.state()
 
     put(3, error)

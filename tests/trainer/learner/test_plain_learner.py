@@ -49,7 +49,10 @@ def test_five_steps_give_the_bits_of_a_plain_implementation(
     config = LearnerConfig.of({**learned, "lr": 1e-2, "seed": 3})
     learner, plain = Learner(model_directory, config), loaded(model_directory).eval()
     optimiser = torch.optim.AdamW(
-        plain.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        plain.parameters(),
+        lr=config.optimiser.lr,
+        betas=config.optimiser.betas,
+        weight_decay=config.optimiser.weight_decay,
     )
 
     for number in range(5):
@@ -59,7 +62,7 @@ def test_five_steps_give_the_bits_of_a_plain_implementation(
         optimiser.zero_grad()
         cost = plain_cost(plain, samples, config)
         cost.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), config.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optimiser.max_grad_norm)
         optimiser.step()
         assert metrics["loss"] == cost.item() != 0
 

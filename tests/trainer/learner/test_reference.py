@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.catalogue import KLS
 from rollcall.trainer.rules.kl import no_reference
+from tests.support.changed_config import changed
 from tests.support.golden import golden
 from tests.support.scored_trajectories import some_samples
 from tests.support.token_views import piece
@@ -74,7 +74,7 @@ def test_only_k2_has_the_gradient_of_the_kl() -> None:
 def test_a_kl_penalty_keeps_the_policy_near_its_start(model_directory: str) -> None:
     """Rewards drive both away; the penalised policy stays nearer, and starts at distance 0."""
     kl = RuleChoice("k2", (("weight", 5.0),))
-    held, free = Learner(model_directory, replace(CONFIG, kl=kl)), Learner(model_directory, CONFIG)
+    held, free = Learner(model_directory, changed(CONFIG, kl=kl)), Learner(model_directory, CONFIG)
     told = [held.step(some_samples(n)) for n in range(4)]
     for number in range(4):
         free.step(some_samples(number))
@@ -91,7 +91,7 @@ def test_a_kl_penalty_keeps_the_policy_near_its_start(model_directory: str) -> N
     assert 0 < told[-1]["reference_kl"] < 0.1
     assert away[0] < away[1]
     # A learner that resumes has the reference of its directory, not of its checkpoint.
-    again = Learner(model_directory, replace(CONFIG, kl=kl))
+    again = Learner(model_directory, changed(CONFIG, kl=kl))
     again.load(held.state())
     assert again.step(some_samples(5)) == held.step(some_samples(5))
 
@@ -110,7 +110,7 @@ def test_a_reference_with_another_vocabulary_is_refused(
     kl = RuleChoice("k3", (("directory", str(tmp_path / "other")),))
 
     with pytest.raises(Refused, match="has 5 tokens, the policy"):
-        Learner(model_directory, replace(CONFIG, kl=kl))
+        Learner(model_directory, changed(CONFIG, kl=kl))
 
 
 def test_a_reference_with_a_shorter_context_is_refused(
@@ -122,7 +122,7 @@ def test_a_reference_with_a_shorter_context_is_refused(
     kl = RuleChoice("k2", (("directory", str(tmp_path / "short")),))
 
     with pytest.raises(Refused, match=r"reads \d+ positions, the policy \d+; give one that reads"):
-        Learner(model_directory, replace(CONFIG, kl=kl))
+        Learner(model_directory, changed(CONFIG, kl=kl))
 
 
 @pytest.mark.parametrize("body", [None, "{", "[]", '{"model_type": "no-such"}'])
@@ -134,7 +134,7 @@ def test_a_reference_that_is_not_a_model_is_refused_without_network(
     kl = RuleChoice("k2", (("directory", str(tmp_path)),))
 
     with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
-        Learner(model_directory, replace(CONFIG, kl=kl))
+        Learner(model_directory, changed(CONFIG, kl=kl))
 
     assert "\n" not in str(refused.value)
     assert not [each for each in caplog.records if each.name.startswith("huggingface_hub")]
@@ -154,6 +154,6 @@ def test_a_reference_with_damaged_weights_is_refused_in_one_line(
     kl = RuleChoice("k2", (("directory", str(tmp_path / "p")),))
 
     with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
-        Learner(model_directory, replace(CONFIG, kl=kl))
+        Learner(model_directory, changed(CONFIG, kl=kl))
 
     assert "\n" not in str(refused.value)

@@ -16,6 +16,7 @@ from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.advantages import Baseline, opob
 from rollcall.trainer.rules.rewards import rewards_of
 from rollcall.trainer.rules.samples import Sample
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
@@ -137,7 +138,7 @@ def test_a_filtered_turn_changes_no_other_turns_gradient(
 def seen_rows(learner: Learner, samples: list[Sample]) -> Any:
     """All rows of a batch with what was looked at, before any turn is left out."""
     config = learner.config
-    learner.config = replace(config, filters=("none",))
+    learner.config = changed(config, filters=("none",))
     rows = learner.prepare(samples).rows
     learner.config = config
     return rows
@@ -207,5 +208,5 @@ def test_a_success_pool_without_a_correction_is_refused() -> None:
     with pytest.raises(Refused, match="success_pool is 4, and nothing corrects"):
         LearnerConfig.of({"success_pool": 4})
     corrected = {"old_logprobs": "recompute", "correction": "tis"}
-    assert LearnerConfig.of({"success_pool": 4, **corrected}).success_pool == 4
-    assert LearnerConfig.of({"success_pool": 4, "loss": "m2po"}).success_pool == 4
+    assert LearnerConfig.of({"success_pool": 4, **corrected}).replay.pool == 4
+    assert LearnerConfig.of({"success_pool": 4, "loss": "m2po"}).replay.pool == 4

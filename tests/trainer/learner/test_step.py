@@ -1,7 +1,7 @@
 """The same batches give the same bits, a split changes nothing, and the learner learns."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
 from typing import cast
 
@@ -21,6 +21,7 @@ from rollcall.trainer.rules.losses import ClipHigher
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.rules.tokens import Costs, Tokens
 from rollcall.trainer.weights.tensors import raw_of, tensor_of
+from tests.support.changed_config import changed
 from tests.support.golden import golden
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
 
@@ -45,8 +46,8 @@ def test_a_split_batch_gives_the_gradient_of_the_whole(model_directory: str, los
     aggregate = sorted(AGGREGATES)[sorted(LOSSES).index(loss) % len(AGGREGATES)]
     found = []
     for budget in (30, 16384):
-        config = replace(CONFIG, loss=loss, aggregate=aggregate, aggregate_norm=8)
-        config = replace(config, micro_batch_tokens=budget, max_grad_norm=1e9)
+        config = changed(CONFIG, loss=loss, aggregate=aggregate, aggregate_norm=8)
+        config = changed(config, micro_batch_tokens=budget, max_grad_norm=1e9)
         learner = Learner(model_directory, config)
         learner.model.double()
         metrics = learner.step(some_samples(0))
@@ -60,7 +61,7 @@ def test_a_split_batch_gives_the_gradient_of_the_whole(model_directory: str, los
 
 
 def test_logprobs_match_a_plain_forward_pass_without_dropout(model_directory: str) -> None:
-    learner = Learner(model_directory, replace(CONFIG, temperature=0.5))
+    learner = Learner(model_directory, changed(CONFIG, temperature=0.5))
     ids, mask = [1, 2, 3, 4, 5], [0, 1, 0, 1, 1]
     with torch.no_grad():
         log_p_TV = (learner.model(torch.tensor([ids])).logits[0] / 0.5).log_softmax(-1)
@@ -92,7 +93,7 @@ def test_metrics_describe_the_batch(model_directory: str) -> None:
     assert metrics["staleness_mean"] == metrics["staleness_max"] == 3
     assert metrics["tokens"] == sum(sample.length for sample in samples)
     assert metrics["reward_mean"] == 1
-    assert metrics["lr"] == CONFIG.lr
+    assert metrics["lr"] == CONFIG.optimiser.lr
     assert 0 < metrics["entropy"] <= np.log(VOCABULARY)
     assert all(isinstance(value, float) for value in metrics.values())
 
@@ -101,7 +102,7 @@ def test_engine_mismatch_is_measured_on_tokens_of_current_weights_only(
     model_directory: str,
 ) -> None:
     """log-ratio x = lp + 1, for every sampled token was reported as -1."""
-    learner = Learner(model_directory, replace(CONFIG, minibatch=3), version=1)
+    learner = Learner(model_directory, changed(CONFIG, minibatch=3), version=1)
     ids = [[1, 2, 3, 4], [5, 6, 7, 8]]
     rows = [sequence(i, [0, 1, 0, 1], [0, -1, 0, -1], [-1, v, -1, v]) for v, i in enumerate(ids)]
     records = [scored(str(n), 1.0, sequences=(row,)) for n, row in enumerate(rows)]
@@ -119,11 +120,11 @@ def test_the_learning_rate_falls_to_a_tenth_and_stays_there() -> None:
     assert [round(CONFIG.lr_at(done), 6) for done in (0, 5, 18, 19, 40)] == [
         0.01, 0.0075, 0.001, 0.001, 0.001,
     ]  # fmt: skip
-    assert replace(CONFIG, schedule="constant").lr_at(40) == CONFIG.lr
+    assert changed(CONFIG, schedule="constant").lr_at(40) == CONFIG.optimiser.lr
 
 
 def test_equal_rewards_change_no_weights(model_directory: str) -> None:
-    learner = Learner(model_directory, replace(CONFIG, entropy=0.0))
+    learner = Learner(model_directory, changed(CONFIG, entropy=0.0))
     before = learner.tensors()
 
     metrics = learner.step([replace(sample, reward=0.1) for sample in some_samples(2)])
@@ -135,7 +136,7 @@ def test_equal_rewards_change_no_weights(model_directory: str) -> None:
 def test_a_step_without_a_finite_gradient_changes_nothing_and_is_reported(
     model_directory: str,
 ) -> None:
-    learner = Learner(model_directory, replace(CONFIG, loss=f"{__name__}:broken", max_skipped=2))
+    learner = Learner(model_directory, changed(CONFIG, loss=f"{__name__}:broken", max_skipped=2))
     before = learner.tensors()
 
     metrics = learner.step(some_samples(3))
@@ -281,7 +282,7 @@ def test_an_invalid_configuration_is_refused_by_name(
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
-    assert LearnerConfig.of({"betas": [0.8, 0.9]}).betas == (0.8, 0.9)
+    assert LearnerConfig.of({"betas": [0.8, 0.9]}).optimiser.betas == (0.8, 0.9)
     with pytest.raises(Refused, match=r"'entropi'.* 'entropy'"):
         LearnerConfig.of({"entropi": 1})
 
@@ -317,7 +318,7 @@ def test_invalid_rule_options_are_refused_by_name(values: dict[str, object], mes
 
 
 def test_epochs_and_minibatches_stay_within_one_version(model_directory: str) -> None:
-    config = replace(CONFIG, epochs=2, minibatch=5)
+    config = changed(CONFIG, epochs=2, minibatch=5)
     learners = [Learner(model_directory, config) for _ in range(2)]
 
     told = [learner.step(some_samples(0)) for learner in learners]
@@ -331,7 +332,7 @@ def test_epochs_and_minibatches_stay_within_one_version(model_directory: str) ->
 
 
 def test_an_update_that_raises_rolls_back_earlier_updates(model_directory: str) -> None:
-    config = replace(CONFIG, minibatch=5, loss=f"{__name__}:tired")
+    config = changed(CONFIG, minibatch=5, loss=f"{__name__}:tired")
     learner, untouched = Learner(model_directory, config), Learner(model_directory, CONFIG)
     TIMES.clear()
 
@@ -344,7 +345,7 @@ def test_an_update_that_raises_rolls_back_earlier_updates(model_directory: str) 
 
 def test_a_rule_that_needs_the_start_of_the_step_gets_it(model_directory: str) -> None:
     """Independent of later updates, and of the splits of the batch."""
-    config = replace(CONFIG, minibatch=5, loss=f"{__name__}:LOOKING", micro_batch_tokens=30)
+    config = changed(CONFIG, minibatch=5, loss=f"{__name__}:LOOKING", micro_batch_tokens=30)
     learner = Learner(model_directory, config)
     SEEN.clear()
     learner.step(some_samples(0))
@@ -373,7 +374,6 @@ def test_the_digest_equals_that_of_the_first_release() -> None:
 
 
 def test_a_new_setting_changes_the_digest_only_if_not_default() -> None:
-    @dataclass(frozen=True, slots=True)
     class Later(LearnerConfig):
         curiosity: float = 0.0
 

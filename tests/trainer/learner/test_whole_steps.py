@@ -11,6 +11,7 @@ from rollcall.schemas.errors import BatchFailed, Unfit
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
+from tests.support.changed_config import changed
 from tests.support.faults import Fault, Place, calls, places
 from tests.support.scored_trajectories import some_samples
 
@@ -26,12 +27,12 @@ FILES = (
 )
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 KINDS = {
-    "all that follows from step to step": replace(
+    "all that follows from step to step": changed(
         CONFIG, loss="ppo_ewma", old_logprobs="recompute", exploration="entropy_target",
         step_size="ess",
     ),
-    "group by group": replace(CONFIG, stream=True, max_staleness=0, advantage="grpo"),
-    "several updates": replace(CONFIG, minibatch=2, loss="ppo_ewma"),
+    "group by group": changed(CONFIG, stream=True, max_staleness=0, advantage="grpo"),
+    "several updates": changed(CONFIG, minibatch=2, loss="ppo_ewma"),
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from rollcall.trainer.rules.old_logprobs import (
     snapshot,
 )
 from rollcall.trainer.rules.samples import Sample
+from tests.support.changed_config import changed
 from tests.support.golden import golden
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
 from tests.support.token_views import piece
@@ -94,7 +95,7 @@ def of_two_versions(learner: Learner) -> list[Sample]:
 def test_a_token_is_scored_by_the_weights_that_sampled_it(model_directory: str) -> None:
     """Under a recipe that corrects: exact where they are kept, the engine's where they are gone."""
     kept: dict[int, dict[str, RawTensor]] = {}
-    config = replace(CONFIG, old_logprobs="snapshot", correction="tis", micro_batch_tokens=40)
+    config = changed(CONFIG, old_logprobs="snapshot", correction="tis", micro_batch_tokens=40)
     learner = Learner(model_directory, config, past=kept.get)
     plain = Learner(model_directory, CONFIG)
     for version in (0, 1):
@@ -117,7 +118,7 @@ def test_a_token_is_scored_by_the_weights_that_sampled_it(model_directory: str) 
     assert np.isfinite(learner.step(samples)["grad_norm"])
 
 
-INTERRUPT = replace(
+INTERRUPT = changed(
     CONFIG, old_logprobs="interrupt", over_provision=2.0, correction="tis", max_staleness=1
 )
 
@@ -128,7 +129,7 @@ def test_noted_logprobs_of_interrupted_rollouts_come_from_the_weights_at_interru
     """Of the part that was finished; what its continuation samples later is said at its step."""
     kept: dict[int, dict[str, RawTensor]] = {}
     learner = Learner(model_directory, INTERRUPT)
-    exact = Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"), past=kept.get)
+    exact = Learner(model_directory, changed(CONFIG, old_logprobs="snapshot"), past=kept.get)
     kept[0] = dict(learner.tensors())
     samples = of_two_versions(learner)
     learner.cache_logprobs([cut_off(each) for each in samples])
@@ -175,7 +176,7 @@ def test_notes_too_old_to_train_on_are_forgotten(model_directory: str) -> None:
 
 def test_interrupt_without_interrupted_rollouts_is_refused() -> None:
     with pytest.raises(Refused, match="scores what is cut off before a step, and nothing is"):
-        replace(CONFIG, old_logprobs="interrupt")
+        changed(CONFIG, old_logprobs="interrupt")
 
 
 def cut_off(one: Sample) -> Sample:
@@ -205,7 +206,7 @@ def recomputed(learner: Learner, batch: Batch) -> list[np.ndarray]:
 
 def test_snapshots_without_a_run_folder_are_refused(model_directory: str) -> None:
     with pytest.raises(Refused, match=r"needs the folder of a run.*use recompute"):
-        Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"))
+        Learner(model_directory, changed(CONFIG, old_logprobs="snapshot"))
 
 
 def test_the_moving_average_of_weights_matches_published_values() -> None:
@@ -223,7 +224,7 @@ def test_the_moving_average_of_weights_matches_published_values() -> None:
 
 
 def test_a_run_with_a_moving_average_resumes_bit_for_bit(model_directory: str) -> None:
-    config = replace(CONFIG, loss="ppo_ewma", minibatch=5)
+    config = changed(CONFIG, loss="ppo_ewma", minibatch=5)
     whole, first = (Learner(model_directory, config) for _ in range(2))
     for number in range(2):
         whole.step(some_samples(number))

@@ -1,7 +1,5 @@
 """Steps are smaller if few trajectories still count; the schedule is unaffected."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -16,6 +14,7 @@ from rollcall.trainer.rules.step_sizes import (
     ess,
     scheduled,
 )
+from tests.support.changed_config import changed
 from tests.support.golden import golden
 from tests.support.scored_trajectories import some_samples
 
@@ -65,5 +64,5 @@ def test_the_next_step_starts_from_the_scheduled_rate(model_directory: str) -> N
         told = learner.step(some_samples(number))
         assert told["lr"] == pytest.approx(config.lr_at(number) * told["ess_ratio"] ** 0.5)
         assert 1 / 12 <= told["ess_ratio"] < 1
-    plain = Learner(model_directory, replace(config, step_size="scheduled"))
+    plain = Learner(model_directory, changed(config, step_size="scheduled"))
     assert plain.step(some_samples(0))["lr"] == pytest.approx(1e-2)

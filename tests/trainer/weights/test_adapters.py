@@ -16,6 +16,7 @@ from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights.adapters import merged, with_adapters
 from rollcall.trainer.weights.publication import rounded, widened
 from rollcall.trainer.weights.tensors import load_tensors
+from tests.support.changed_config import changed
 from tests.support.scored_trajectories import some_samples
 from tests.support.tiers import cases
 
@@ -28,7 +29,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-ALONE = replace(CONFIG, adapter_alone=True)
+ALONE = changed(CONFIG, adapter_alone=True)
 
 
 def trained(directory: str, config: LearnerConfig = CONFIG) -> Learner:
@@ -39,17 +40,17 @@ def trained(directory: str, config: LearnerConfig = CONFIG) -> Learner:
 
 
 def test_adapters_start_as_no_change_and_only_they_are_trained(model_directory: str) -> None:
-    plain = Learner(model_directory, replace(CONFIG, lora=None))
+    plain = Learner(model_directory, changed(CONFIG, lora=None))
     learner = Learner(model_directory, CONFIG)
 
     assert learner.tensors() == plain.tensors()
     assert learner.canary() == plain.canary()
 
     learner.step(some_samples(0))
-    changed = {name for name, raw in learner.tensors().items() if raw != plain.tensors()[name]}
+    moved = {name for name, raw in learner.tensors().items() if raw != plain.tensors()[name]}
 
-    assert changed
-    assert all(name.endswith(".weight") and ".h." in name for name in changed)
+    assert moved
+    assert all(name.endswith(".weight") and ".h." in name for name in moved)
     moments = {name.rpartition("/")[0] for name in learner.state().optimiser if "exp_avg" in name}
     assert moments
     assert all(".lora_" in name for name in moments)
@@ -73,7 +74,7 @@ def test_the_canary_is_scored_by_the_announced_tensors(
 ) -> None:
     learner = trained(model_directory)
     learner.published = published
-    engine = Learner(model_directory, replace(CONFIG, lora=None))
+    engine = Learner(model_directory, changed(CONFIG, lora=None))
     engine.published = published
     load_tensors(engine.model, learner.tensors())
     before = learner.state()
@@ -126,7 +127,7 @@ def test_adapters_of_other_weights_or_another_rank_are_refused(
     with pytest.raises(Unfit, match=r"'transformer.wpe.weight' of the policy's directory is not"):
         Learner(str(tmp_path), CONFIG).load(state)
     with pytest.raises(Unfit, match=r"is \(2, 16\) in the checkpoint and \(3, 16\) in the model"):
-        Learner(model_directory, replace(CONFIG, lora=Lora(3))).load(state)
+        Learner(model_directory, changed(CONFIG, lora=Lora(rank=3))).load(state)
     with pytest.raises(Unfit, match=r"no adapter .* made without \[policy.lora\]"):
         Learner(model_directory, CONFIG).load(replace(state, optimiser={}))
 
@@ -136,7 +137,7 @@ def test_adapters_of_other_weights_or_another_rank_are_refused(
     [
         ({"lora": {"rank": 0}}, "rank is 0; give a number of at least 1"),
         ({"lora": {"alpha": 0}}, "alpha is 0; give a number above 0"),
-        ({"lora": {"ranks": 4}}, "unknown key of lora 'ranks'; did you mean 'rank'"),
+        ({"lora": {"ranks": 4}}, "'lora.ranks'; did you mean 'lora.rank'"),
         ({"lora": {}, "loss": "ppo_ewma"}, "does not go with what needs 'ewma', an average"),
         ({"lora": {}, "old_logprobs": "snapshot"}, "what needs 'snapshot', the weights of then"),
     ],
@@ -153,16 +154,16 @@ def test_targets_that_match_no_module_are_refused(
     model_directory: str, targets: Sequence[str]
 ) -> None:
     with pytest.raises(Refused, match=f"targets of lora are '{targets[0]}': "):
-        Learner(model_directory, replace(CONFIG, lora=Lora(targets=tuple(targets))))
+        Learner(model_directory, changed(CONFIG, lora=Lora(targets=tuple(targets))))
 
 
 def test_adapters_change_the_digest_of_a_configuration() -> None:
     assert LearnerConfig.of({"lora": {}}).digest() != LearnerConfig().digest()
-    assert LearnerConfig(lora=LORA).digest() != LearnerConfig(lora=replace(LORA, rank=3)).digest()
+    assert LearnerConfig(lora=LORA).digest() != LearnerConfig(lora=Lora(rank=3, alpha=8)).digest()
 
 
 def test_an_adapter_alone_names_its_base_and_is_small(model_directory: str) -> None:
-    base = Learner(model_directory, replace(CONFIG, lora=None)).tensors()
+    base = Learner(model_directory, changed(CONFIG, lora=None)).tensors()
     whole, alone = trained(model_directory), trained(model_directory, ALONE)
 
     tensors = alone.tensors()
@@ -215,7 +216,7 @@ def test_an_adapter_is_refused_beside_another_base_by_name(
     with pytest.raises(Unfit, match=r"base of the checkpoint's adapter has digest tensors:.* have"):
         Learner(str(tmp_path), now).load(state)
     with pytest.raises(Unfit, match=r"was rank of lora changed\?"):
-        Learner(model_directory, replace(now, lora=Lora(3))).load(state)
+        Learner(model_directory, changed(now, lora=Lora(rank=3))).load(state)
 
 
 def test_announcing_an_adapter_alone_without_adapters_is_refused() -> None:

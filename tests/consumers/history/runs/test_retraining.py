@@ -18,6 +18,7 @@ from rollcall.consumers.history.runs.retraining import plan
 from rollcall.schemas.errors import Refused, TopicRecreated, Unfit
 from rollcall.schemas.messages import ScoredTrajectory, TrainStep
 from rollcall.trainer.rules.samples import group_of
+from tests.support.changed_config import changed
 from tests.support.tiny_run import RECIPE, World
 
 
@@ -76,7 +77,7 @@ def test_a_run_retrained_from_its_first_checkpoint_has_identical_bits(finished: 
 
 def test_a_run_with_interrupt_logprobs_is_not_retrained(finished: World) -> None:
     run = finished.folder.trained()
-    config = replace(run.config, old_logprobs="interrupt", over_provision=2.0)
+    config = changed(run.config, old_logprobs="interrupt", over_provision=2.0)
 
     with pytest.raises(Refused, match=r"'interrupt', which goes by .* begin a run with"):
         plan(finished, replace(run, config=config), 1, 4)

@@ -72,7 +72,7 @@ def lived(*turns: Turn) -> tuple[Policy, Trajectory]:
     hosts = CoroutineHost({"x": partial(agent, turns)}).at
     engine = ScriptedEngine("p", text_script(policy.speak, "speak"), render=added_by)
     config = json.dumps({"agent": "command", "argv": ["x"]})
-    rig.request(RolloutRequest("r", WireTask(prompt="Go!"), "hosted", config, policy_id="p"))
+    rig.ask(RolloutRequest("r", WireTask(prompt="Go!"), "hosted", config, policy_id="p"))
     rig.settle(rig.agents(), rig.models(engine), rig.environments(hosts=hosts, slots={"hosted": 1}))
     rig.close()
 

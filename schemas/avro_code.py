@@ -1,12 +1,12 @@
-"""Straight code that is generated from Avro schemas: bytes to message, and back, in one pass.
+"""Code generated from Avro schemas that converts bytes to messages and back in one pass.
 
-What a reader reads would be written as the same bytes: numbers as short as they go, booleans of 0
-or 1, an index that the union or enum has, keys of a map in order and once, text in UTF-8. fastavro
-takes -1 for the last symbol, 2 for true, and passes over the size of a block, so that there one
-flipped byte makes another message. Only blocks are read as others split them: an array or a map may
-lie in several, each with the size of its items or without; that size has to be right.
+A reader accepts only bytes that a writer would produce: the shortest form of numbers, booleans of 0
+or 1, valid indices of unions and enums, unique keys of a map in order, UTF-8. fastavro accepts -1
+for the last symbol and 2 for true, and ignores the size of a block, so there a flipped byte may
+give another message. The exception are blocks, which other writers split differently: an array or a
+map may have several, each with or without the size of its items; a given size must be right.
 
-One function is written per record, since a line of Python costs less than a call of fastavro's.
+One function is generated per record, since a line of Python costs less than a call of fastavro's.
 """
 
 from abc import abstractmethod
@@ -19,23 +19,23 @@ from rollcall.schemas import avro_primitives
 
 Avro = Any
 Read = Callable[[bytes, int], tuple[Any, int]]
-"""Given the bytes and where the record begins, its message and where that ends.
+"""Takes bytes and the start of a record; returns its message and its end.
 
-Raises ValueError, IndexError or struct.error on bytes that are none; an end behind the end of the
-bytes says that they end early.
+Raises ValueError, IndexError or struct.error for invalid bytes. An end after the last byte means
+that the bytes end early.
 """
 Check = Callable[[bytes, int], int]
-"""Like `Read`, but builds nothing."""
+"""Like `Read`, but returns only the end."""
 Write = Callable[[Any, list[bytes]], None]
-"""Adds the bytes of a message to a list, piece by piece.
+"""Appends the bytes of a message to a list, in pieces.
 
-It may raise anything on a message of wrong types. What it does write, fastavro would write too.
+It may raise anything for a message of wrong types. Its bytes are those that fastavro would write.
 """
 ClassOf = Callable[[str], type]
-"""The class of a message, by the full name of its record."""
+"""Returns the class of a message by the full name of its record."""
 
 ONE_BYTE = 64
-"""Branches or symbols whose index is one byte."""
+"""The number of branches or symbols whose index is one byte."""
 _LENGTH = ("n = LENGTHS[d[i]]", "i += 1", "if n < 0:", "    n, i = length(d, i - 1)")
 _SMALL = ("if d[i] < 128:",)
 _TRUTH = ("if d[i] > 1:", "    no_boolean(d[i])")
@@ -48,7 +48,7 @@ BUILD: dict[str, tuple[str, ...]] = {
     "bytes": (*_LENGTH, "j = i + n", "{v} = d[i:j]", "i = j"),
     "string": (*_LENGTH, "j = i + n", "{v} = d[i:j].decode()", "i = j"),
 }
-"""By the kind of a value the lines that read it, from where `i` stands, into `{v}`."""
+"""The lines that read a value of each kind at `i` into `{v}`."""
 PASS: dict[str, tuple[str, ...]] = {
     "null": (),
     "boolean": (*_TRUTH, "i += 1"),
@@ -59,7 +59,7 @@ PASS: dict[str, tuple[str, ...]] = {
     "string": (*_LENGTH, "d[i : i + n].decode()", "i += n"),
 }
 for _lines in (BUILD, PASS):
-    # Python's numbers know no width; what is too wide for an int we have always read.
+    # Python's integers have no width; values too wide for Avro's int have always been accepted.
     _lines["long"] = _lines["int"]
 
 WRITE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -74,18 +74,18 @@ WRITE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "string": (("{v} = {x}.encode()",), ("PUT_LENGTH[len({v})]", "{v}")),
 }
-"""By the kind of a value `{x}` what is done first, by means of `{v}`, and the pieces it makes."""
+"""For each kind of a value `{x}`: the lines to run first, which may use `{v}`, and its pieces."""
 WRITE["long"] = WRITE["int"]
 
 
 class Types:
-    """The named types of schemas: a name says all of a type where it comes again."""
+    """The named types of schemas; a type that occurs again is given by its name."""
 
     def __init__(self) -> None:
         self.named: dict[str, Avro] = {}
 
     def kind(self, avro: Avro) -> tuple[str, Avro]:
-        """The kind of a type, and the type with all that it says of itself."""
+        """Return the kind of a type, and its full definition."""
         if isinstance(avro, list):
             return "union", avro
         kind = avro if isinstance(avro, str) else avro["type"]
@@ -99,7 +99,7 @@ class Types:
 
 
 class _Functions(Types):
-    """Functions that are written when they are first asked for, one for each record."""
+    """Functions that are generated on first use, one for each record."""
 
     head: str
     """The first line of a function."""
@@ -114,7 +114,7 @@ class _Functions(Types):
         self.variables = 0
 
     def function(self, record: Avro) -> str:
-        """The name of the function for a record."""
+        """Return the name of the function for a record."""
         name = record["name"]
         if name not in self.functions:
             self.named[name] = record
@@ -123,7 +123,7 @@ class _Functions(Types):
         return self.functions[name]
 
     def define(self, function: str, record: Avro) -> None:
-        """Write a function and make it callable in the scope, under its name."""
+        """Generate a function, and define it in the scope under its name."""
         around, self.lines, self.depth = (self.lines, self.depth), [], 0
         with self.block(self.head.format(function=function)):
             self.body(record)
@@ -132,14 +132,14 @@ class _Functions(Types):
 
     @abstractmethod
     def body(self, record: Avro) -> None:
-        """Write what is done with the fields of a record."""
+        """Generate the code for the fields of a record."""
 
     def write(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Indent the lines that are written within under a head line."""
+        """Indent the lines that are generated inside this context below a head line."""
         self.write(head)
         self.depth += 1
         yield
@@ -151,9 +151,9 @@ class _Functions(Types):
 
 
 class Readers(_Functions):
-    """Functions that read records, or check them where there are no classes to make.
+    """Functions that read records, or only check them if there are no classes.
 
-    Others may write maps in what order they like, so a check lets that pass.
+    A check accepts any order of a map's keys, since writers of other releases may differ.
     """
 
     head = "def {function}(d, i):"
@@ -163,7 +163,7 @@ class Readers(_Functions):
         self.class_of = class_of
 
     def of(self, record: Avro) -> Any:
-        """The `Read` of a parsed schema, or the `Check` where nothing is made."""
+        """Return the `Read` of a parsed schema, or its `Check` if there are no classes."""
         with self.lock:
             return self.scope[self.function(record)]
 
@@ -174,10 +174,10 @@ class Readers(_Functions):
         self.write(*made and made.splitlines(), f"return {'m, ' if made else ''}i")
 
     def made(self, cls: type, record: Avro) -> str:
-        """Write what makes an empty message; return what closes it when it is full.
+        """Generate an empty message; return the lines that complete it.
 
-        A frozen dataclass goes round its own lock for every field. So an open twin with the same
-        slots is filled, which then becomes the message.
+        A frozen dataclass sets every field by `object.__setattr__`. Here the fields are set on a
+        mutable class with the same slots, whose instance then becomes the message.
         """
         names = tuple(field["name"] for field in record["fields"])
         self.scope[cls.__name__] = cls
@@ -187,7 +187,7 @@ class Readers(_Functions):
         return f"m.__class__ = {cls.__name__}{check}"
 
     def value(self, avro: Avro, v: str) -> None:
-        """Write what reads one value of a type into a variable."""
+        """Generate code that reads one value of a type into a variable."""
         kind, avro = self.kind(avro)
         plain = BUILD if self.class_of else PASS
         if kind in plain:
@@ -200,7 +200,7 @@ class Readers(_Functions):
         self.write(f"{into} = {self.function(avro)}(d, i)")
 
     def fixed(self, avro: Avro, v: str) -> None:
-        size = int(avro["size"])  # what a registry says is not taken into code
+        size = int(avro["size"])  # text of a registry must not become code
         if size < 0:
             msg = f"a fixed of {size} bytes"
             raise ValueError(msg)
@@ -223,7 +223,7 @@ class Readers(_Functions):
         self.write("else:" if branches else "if True:", "    no_branch(n)")
 
     def index(self, count: int) -> None:
-        """Write what reads an index, twice as large as it is."""
+        """Generate code that reads an index, as twice its value."""
         if count <= ONE_BYTE:
             self.write("n = d[i]", "i += 1")
         else:
@@ -262,7 +262,7 @@ class Readers(_Functions):
 
     @contextmanager
     def items(self) -> Iterator[None]:
-        """Write the loop over all blocks; what is written within reads an item."""
+        """Generate a loop over all blocks; the code generated inside reads an item."""
         end, count = self.variable(), self.variable()
         self.write(f"{end} = {count} = 0")
         with self.block("while d[i]:"):
@@ -290,7 +290,7 @@ OTHERS: dict[str, Callable[[Readers, Avro, str], None]] = {
 class Writers(_Functions):
     """Functions that write messages.
 
-    Pieces are gathered and added to the list together, which costs less than one by one.
+    Pieces are collected and appended to the list together, which costs less.
     """
 
     head = "def {function}(m, out):"
@@ -325,13 +325,13 @@ class Writers(_Functions):
         self.write("pass")
 
     def flush(self) -> None:
-        """Write what adds the pieces that were gathered to the list."""
+        """Generate code that appends the collected pieces to the list."""
         if self.pieces:
             self.write(f"out += ({', '.join(self.pieces)},)")
             self.pieces = []
 
     def value(self, avro: Avro, x: str) -> None:
-        """Write what writes one value of a type, given an expression for it."""
+        """Generate code that writes one value of a type, given an expression for it."""
         kind, avro = self.kind(avro)
         if kind in WRITE:
             first, pieces = WRITE[kind]
@@ -353,7 +353,7 @@ class Writers(_Functions):
         self.pieces.append(f"{table}[{x}]")
 
     def union(self, branches: Avro, x: str) -> None:
-        """Write a union of null and one other type, or of records, which differ by class."""
+        """Generate a union of null and one other type, or of records, which differ by class."""
         v = self.variable()
         self.write(f"{v} = {x}")
         if branches[0] == "null":
@@ -385,7 +385,7 @@ class Writers(_Functions):
             self.flush()
 
     def map(self, avro: Avro, x: str) -> None:
-        """Equal maps are equal bytes, however they were filled."""
+        """Generate a map, sorted by key, so that equal maps give equal bytes."""
         items, key, item = self.variable(), self.variable(), self.variable()
         self.write(f"{items} = sorted({x}.items())")
         with self.items(items), self.block(f"for {key}, {item} in {items}:"):
@@ -395,9 +395,9 @@ class Writers(_Functions):
 
     @contextmanager
     def items(self, items: str) -> Iterator[None]:
-        """Write what writes the one block of items, if there are any; within, a loop over them.
+        """Generate one block of items; the code generated inside loops over them.
 
-        The length of none and the end of a block are the same byte.
+        An empty list is one zero byte, like the end of the blocks.
         """
         self.pieces.append(f"PUT_LENGTH[len({items})]")
         self.flush()

@@ -1,8 +1,8 @@
-"""The same readers and writers as `rollcall.schemas.avro_code` makes, as Cython, for a compiler.
+"""The readers and writers of `rollcall.schemas.avro_code` as Cython source, for a compiler.
 
 Each type has two C functions over the primitives of `avro_primitives.pyx`: `get_NAME(source)` reads
-a value, `put_NAME(sink, value)` writes one. What goes wrong in them raises whatever it raises; then
-plain code is asked for the same, and its words count.
+a value, `put_NAME(sink, value)` writes one. If one of them raises anything, plain code repeats the
+call, and its error is raised.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ def write_{name}(m, list out not None):
 
 
 def source(records: Iterable[type], made_from: str) -> str:
-    """A Cython module that reads and writes these records, and says what it was made from."""
+    """Return a Cython module that reads and writes these records, with its sources' digest."""
     functions = _CythonFunctions()
     names = [functions.of(schema_of(record)) for record in records]
     entries = [entry.format(name=name) for entry in (READ, WRITE) for name in names]
@@ -56,7 +56,7 @@ def source(records: Iterable[type], made_from: str) -> str:
 
 
 class _CythonFunctions(Types):
-    """The functions of types, written when they are first asked for."""
+    """The functions of types, generated on first use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class _CythonFunctions(Types):
         self.records: list[str] = []
 
     def of(self, avro: Avro) -> str:
-        """The name that the functions of a type share."""
+        """Return the common part of the names of a type's functions."""
         kind, avro = self.kind(avro)
         if kind in PASS:
             return "long" if kind == "int" else kind
         return OTHERS[kind](self, avro)
 
     def add(self, name: str, get: list[str], put: list[str], *constants: str) -> str:
-        """Write both functions of a type by the lines of their bodies."""
+        """Generate both functions of a type, given the lines of their bodies."""
         bodies = [(GET.format(name=name), get), (PUT.format(name=name), [*put, "return 0"])]
         texts = ["\n    ".join([head, *lines]) for head, lines in bodies]
         self.texts[name] = "\n\n".join([*constants, *texts]) + "\n"
@@ -85,7 +85,7 @@ class _CythonFunctions(Types):
         self.texts[name] = ""
         self.records.append(name)
         values = [(field["name"], self.of(field["type"])) for field in avro["fields"]]
-        # So it goes round the lock of a frozen dataclass.
+        # `fill` bypasses the `__setattr__` of a frozen dataclass.
         get = [f"fill(m, {name}_{field}, get_{of}(s))" for field, of in values]
         put = [f"put_{of}(out, held(x, {name}_{field}))" for field, of in values]
         empty = f"m = PyType_GenericAlloc(<PyTypeObject*>Class{name}, 0)"
@@ -174,7 +174,7 @@ class _CythonFunctions(Types):
         )
 
     def union(self, branches: Avro) -> str:
-        """Write a union of null and one other type, or of records, which differ by class."""
+        """Generate a union of null and one other type, or of records, which differ by class."""
         names = [self.of(branch) for branch in branches]
         one_of = enumerate(names)
         is_it = {name: f"type(x) is Class{name}" for name in names}
@@ -199,7 +199,7 @@ class _CythonFunctions(Types):
 
 
 def _maker(cls: type, empty: str, check: list[str]) -> str:
-    """A function that makes a message of its fields, called as its class is."""
+    """Generate a constructor of a message with the signature of its class."""
     name = cls.__name__
     parameters, lines = [], [empty]
     for field in fields(cls):

@@ -1,7 +1,7 @@
-"""Numbers, lengths and indices of Avro's binary encoding: what generated code calls.
+"""Numbers, lengths and indices of Avro's binary encoding, for generated code.
 
-Reading takes nothing on trust: what is read would be written as the same bytes. A ValueError says
-what is wrong with them; an IndexError or a struct.error, that they end early.
+Reading accepts only bytes that writing would produce. A ValueError describes the fault; an
+IndexError or a struct.error means that the bytes end early.
 """
 
 import struct
@@ -9,16 +9,16 @@ from operator import index
 from typing import NoReturn
 
 NUMBERS = [(n >> 1) ^ -(n & 1) for n in range(128)]
-"""By its one byte a number."""
+"""The number for each single byte."""
 LENGTHS = [n >> 1 if n < 128 and not n & 1 else -1 for n in range(256)]
-"""By its first byte the length of a text, -1 where it takes more than that byte to say."""
+"""The length of a text for each first byte; -1 if the length takes more than one byte."""
 KNOWN_LENGTHS = 4096
 GET_FLOAT, PUT_FLOAT = struct.Struct("<f").unpack_from, struct.Struct("<f").pack
 GET_DOUBLE, PUT_DOUBLE = struct.Struct("<d").unpack_from, struct.Struct("<d").pack
 
 
 def number(d: bytes, i: int) -> tuple[int, int]:
-    """A number of any length, and where it ends."""
+    """Read a number of any length; return it and its end."""
     value = shift = 0
     while True:
         byte = d[i]
@@ -81,8 +81,8 @@ def wrong_size(i: int, end: int) -> NoReturn:
 
 
 def varint(n: int) -> bytes:
-    """The bytes of a whole number; raises OverflowError where it needs more than 64 bits."""
-    n = index(n)  # numpy's own numbers overflow in silence
+    """Return the bytes of an integer; raise OverflowError if it needs more than 64 bits."""
+    n = index(n)  # numpy's integers overflow silently
     if not -(1 << 63) <= n < 1 << 63:
         msg = f"a number of more than 64 bits: {n}"
         raise OverflowError(msg)
@@ -95,19 +95,19 @@ def varint(n: int) -> bytes:
 
 
 class Lengths(dict[int, bytes]):
-    """The bytes of a length; of the most frequent ones they are known."""
+    """Return the bytes of a length; those of frequent lengths are cached."""
 
     def __missing__(self, n: int) -> bytes:
         return varint(n)
 
 
 SMALL = [varint(n) for n in (*range(64), *range(-64, 0))]
-"""Numbers of one byte by themselves: the negative ones are at the end of the list."""
+"""The bytes of numbers of one byte; negative numbers index from the end of the list."""
 PUT_LENGTH = Lengths((n, varint(n)) for n in range(KNOWN_LENGTHS))
 
 
 class Symbols(dict[int, str]):
-    """The symbols of an enum by the byte that stands for each."""
+    """Return the symbols of an enum by the byte that encodes each."""
 
     def __missing__(self, n: int) -> NoReturn:
         msg = f"an enum of {len(self)} symbols has none for byte {n}"
@@ -127,12 +127,12 @@ def no_branch(n: int) -> NoReturn:
 
 
 def misplaced(key: str) -> NoReturn:
-    """Refuse a key of a map that is there twice or out of order."""
+    """Refuse a key of a map that is repeated or out of order."""
     msg = f"a map with {key!r} twice, or out of order; keys ascend"
     raise ValueError(msg)
 
 
 def no_bytes(value: object) -> NoReturn:
-    """Refuse what is no bytes: of other buffers the length is another."""
+    """Refuse a value that is not bytes, since the length of other buffers counts items."""
     msg = f"a bytes-like object is required, not {type(value).__name__!r}"
     raise TypeError(msg)

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-# The head of the compiled code: what `rollcall.schemas.avro_primitives` is to the plain one. Functions for
-# each record follow. Whatever goes wrong raises; who calls then asks the plain code, for its words.
+# The head of the compiled code, like `rollcall.schemas.avro_primitives` for the plain one. Functions for each
+# record follow. Any error raises; the caller then repeats the call with plain code, for its error.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject, PyTypeObject
@@ -31,7 +31,7 @@ cdef extern from "structmember.h":
 
 
 cdef Py_ssize_t place(object record, str field):
-    # Where in its messages a field lies: to look it up by name takes longer than all else.
+    # The offset of a field in its messages: a lookup by name would take longer than the rest.
     slot = record.__dict__.get(field)
     if type(slot) is not MemberDescriptor or (<PyMemberDescrObject*>slot).d_member.type != T_OBJECT_EX:
         raise ImportError(f"{record.__name__}.{field} is no slot: the plain code serves any class")
@@ -39,7 +39,7 @@ cdef Py_ssize_t place(object record, str field):
 
 
 cdef inline int fill(object m, Py_ssize_t at, object value) except -1:
-    # Of a message that was just made, in which nothing lies yet.
+    # Sets a field of a new message, which has no value yet.
     Py_INCREF(value)
     (<PyObject**>(<char*><void*>m + at))[0] = <PyObject*>value
     return 0
@@ -98,7 +98,7 @@ cdef inline uint64_t get_varint(Source* s) except? 0xdead:
 
 
 cdef inline Py_ssize_t get_length(Source* s) except -1:
-    # Each item takes a byte, or there are too many.
+    # Each item takes at least a byte, so a larger count is refused.
     cdef uint64_t n = get_varint(s)
     if n & 1 or (n >> 1) > <uint64_t>(s.end - s.at):
         wrong()
@@ -155,7 +155,7 @@ cdef inline Py_ssize_t get_index(Source* s, uint64_t count) except -1:
 
 
 cdef inline Py_ssize_t get_block(Source* s, const unsigned char** end) except -1:
-    # How many items follow; 0 behind the last block. A negative count comes with their size in bytes.
+    # The number of items of the next block; 0 after the last one. A negative count is followed by their size.
     cdef uint64_t n = get_varint(s)
     cdef uint64_t count = n >> 1
     cdef Py_ssize_t size
@@ -221,7 +221,7 @@ cdef inline int put_string(Sink* out, object x) except -1:
     if not PyUnicode_Check(x):
         wrong()
     if not PyUnicode_IS_COMPACT_ASCII(x):
-        return put_bytes(out, x.encode())  # the other way it would keep its UTF-8 as long as it lives
+        return put_bytes(out, x.encode())  # PyUnicode_AsUTF8 would keep the encoded text in the string
     data = PyUnicode_AsUTF8AndSize(x, &n)
     return put_piece(out, data, n)
 

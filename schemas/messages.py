@@ -1,8 +1,8 @@
-"""The records that processes exchange: frozen readings of the Avro files beside this module.
+"""The records that processes exchange, as frozen dataclasses of the Avro schemas in `avro/`.
 
-The `.avsc` is the contract, the dataclass its reading: same names, same order, same defaults; a
-test holds every pair together. Packed arrays are little-endian bytes (`schemas.packed`). A message
-whose packed lengths disagree cannot be made: it raises `LengthsDisagree`.
+The `.avsc` file is the contract. Its dataclass has the same names, order and defaults, which a test
+checks. Packed arrays are little-endian bytes (`schemas.packed`). A message whose packed lengths
+disagree cannot be constructed: this raises `LengthsDisagree`.
 """
 
 from collections.abc import Callable
@@ -17,27 +17,27 @@ M = TypeVar("M")
 
 
 def plain_maker(record: Callable[P, M]) -> Callable[P, M]:
-    """The same as the class of a message, in a quarter of its time: for where thousands are made.
+    """Return a constructor of a message that takes a quarter of the time of its class.
 
-    A frozen dataclass goes round its own lock for every field. Here the fields are set on an open
-    twin with the same slots, which then becomes the message.
+    A frozen dataclass sets every field by `object.__setattr__`. Here the fields are set on a
+    mutable class with the same slots, whose instance then becomes the message.
     """
     return _maker(record)
 
 
 @cache
 def _maker(record: Any) -> Callable[..., Any]:
-    same: Any = field  # both defaults at once, of which at most one is there
+    same: Any = field  # at most one of both defaults is set
     given = [
         (of.name, Any, same(default=of.default, default_factory=of.default_factory))
         for of in fields(record)
     ]
     check = getattr(record, "__post_init__", None)
 
-    def become_message(twin: Any) -> None:
-        twin.__class__ = record
+    def become_message(message: Any) -> None:
+        message.__class__ = record
         if check is not None:
-            check(twin)
+            check(message)
 
     closing = {"__post_init__": become_message}
     return make_dataclass(record.__name__, given, slots=True, namespace=closing)
@@ -127,7 +127,7 @@ class RolloutRequest:
     min_policy_versions: dict[str, int] = field(default_factory=dict)
     policy_versions: dict[str, int] = field(default_factory=dict)
     scorings: tuple[str, ...] = ()
-    """The scorings that owe it a score; where it names none, one score by any will do."""
+    """The scorings that owe it a score; empty: one score by any scoring."""
 
     def asks_scoring(self, scoring_id: str) -> bool:
         """Return whether a scoring has to score its trajectory: it is named, or none is."""
@@ -135,13 +135,13 @@ class RolloutRequest:
 
     @property
     def seed_key(self) -> str:
-        """What the seeds of its calls are derived from."""
+        """The text from which the seeds of its calls are derived."""
         return self.sampling_seed or self.rollout_id
 
     def versions_for(self, policy_id: str) -> tuple[int, int]:
-        """The oldest version that may answer calls of a policy, and the only one, -1 where any may.
+        """Return the oldest version that may answer calls of a policy, and the only one, or -1.
 
-        Each policy counts its own versions, so what is asked of one says nothing about another.
+        Each policy counts its own versions, so the versions of one do not apply to another.
         """
         if policy_id == self.policy_id:
             return self.min_policy_version, self.policy_version
@@ -209,7 +209,7 @@ class EnvironmentStep:
 
 
 NO_EPOCH = -1
-"""The leader epoch of a record of which nobody said it."""
+"""The leader epoch of a record if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +222,17 @@ class RolloutStarted:
     program_digest: str = ""
     requested_ms: int = 0
     rules: int = 0
-    """The rules that its program is held to: histories are folded by those they began under."""
+    """The version of the fold's rules, under which its whole history is folded."""
     request_epoch: int = NO_EPOCH
     requests_id: str = ""
 
 
 RULES = 1
-"""Those of today. 1: one wish of a session at a time, and calls side by side share their budget."""
+"""The present rules. 1: one effect of a session at a time, and parallel calls share a budget."""
 NO_POSITION = -1
-"""Of an entry that answers no command."""
+"""The position of an entry that answers no command."""
 UNFINISHED = "unfinished: a batch is complete, the next round goes on with it"
-"""Why a trainer cancels a rollout that it goes on with."""
+"""The reason with which a trainer cancels a rollout that it resumes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,11 +605,11 @@ class TrainStep:
     weights_digest: str = ""
     machine: dict[str, str] = field(default_factory=dict)
     packed: TrajectoryRefs | None = None
-    """Where `trajectories` would not fit the record; `trajectory_refs.refs_of` reads either."""
+    """Set if `trajectories` would not fit the record; `trajectory_refs.refs_of` reads either."""
     writer: str = ""
-    """The trainer that took the step, one life of it; empty where the writer does not say."""
+    """The trainer process that took the step; empty if the writer did not record it."""
     predecessor: str = ""
-    """The run's last step that its writer knew of (`rollcall.trainer.checkpoints.step_chain`)."""
+    """The last step of the run that its writer knew (`rollcall.trainer.checkpoints.step_chain`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,11 +619,11 @@ class Control:
     kind: str
     rollout_id: str = ""
     group_id: str = ""
-    """Of rollouts; of the two words on adoptions the policy."""
+    """A group of rollouts; in notices of adoption the policy."""
     worker: str = ""
     reason: str = ""
     run_id: str = ""
-    """Of pause and resume: the one run that is meant; empty where all requests are."""
+    """For pause and resume: the run; empty for all requests."""
 
 
 @dataclass(frozen=True, slots=True)

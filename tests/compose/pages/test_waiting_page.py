@@ -62,10 +62,10 @@ def test_page_shows_pauses_cancels_and_remarks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ControlState()
-    words.take(Control("cancel", rollout_id="r1", reason="enough"))
-    words.take(Control("cancel", group_id="other", reason="too"))
-    words.take(Control("pause"))
-    words.take(Control("pause", run_id="mine"))
+    words.apply_order(Control("cancel", rollout_id="r1", reason="enough"))
+    words.apply_order(Control("cancel", group_id="other", reason="too"))
+    words.apply_order(Control("pause"))
+    words.apply_order(Control("pause", run_id="mine"))
 
     show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]))
 

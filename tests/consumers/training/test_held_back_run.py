@@ -1,6 +1,5 @@
 """A trainer that holds a step back keeps reading, stops at its deadline, and continues as usual."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def end(stage: Stage, slow: str) -> None:
 
 @pytest.mark.parametrize("capacity", cases([2, 64]))
 def test_a_step_trains_the_group_it_waits_for(tmp_path: Path, capacity: int) -> None:
-    stage = Stage(tmp_path, replace(WAITING, capacity_groups=capacity))
+    stage = Stage(tmp_path, changed(WAITING, capacity_groups=capacity))
     slow = held_back(stage)
 
     end(stage, slow)
@@ -107,7 +106,7 @@ def test_groups_held_during_a_wait_are_bounded(tmp_path: Path) -> None:
 def test_a_trainer_that_dies_during_its_wait_takes_the_same_steps(tmp_path: Path) -> None:
     taken = []
     for name in ("alone", "killed"):
-        stage = Stage(tmp_path / name, replace(WAITING, capacity_groups=64))
+        stage = Stage(tmp_path / name, changed(WAITING, capacity_groups=64))
         slow = held_back(stage)
         if name == "killed":
             for _ in range(3):
@@ -124,7 +123,7 @@ def test_a_trainer_that_dies_during_its_wait_takes_the_same_steps(tmp_path: Path
 
 
 def test_a_restarted_trainer_does_not_restart_its_wait(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, replace(WAITING, capacity_groups=64))
+    stage = Stage(tmp_path, changed(WAITING, capacity_groups=64))
     slow = held_back(stage)
     buffer = stage.trainer.buffer
     whole = sorted(buffer._groups[key].ended_ms() for _, _, key in buffer._ready)[1]

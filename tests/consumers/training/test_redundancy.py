@@ -1,6 +1,5 @@
 """Groups with spare members: the first trainable ones win, across restarts."""
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,7 +80,7 @@ def test_a_losing_member_is_always_counted_as_redundant(tmp_path: Path, how: str
 
 def test_whole_groups_keep_their_redundant_members_places(tmp_path: Path) -> None:
     """Otherwise more would be started than can be trained before it is stale."""
-    stage = Stage(tmp_path, replace(STRICT, groups_per_step=4))
+    stage = Stage(tmp_path, changed(STRICT, groups_per_step=4))
     stage.turn()
     for draw in range(3):
         for request in members(stage, draw):

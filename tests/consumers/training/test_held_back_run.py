@@ -78,7 +78,7 @@ def test_the_deadline_passes_even_if_no_more_is_read(tmp_path: Path) -> None:
     buffer = stage.trainer.buffer
     buffer.clock, clock.now = clock, buffer._log_at
 
-    clock.now += WAITING.stale_wait_s + 1
+    clock.now += WAITING.staleness.wait_s + 1
     turns(stage)
 
     assert stage.trainer.learner.steps_done > 1
@@ -98,7 +98,7 @@ def test_groups_held_during_a_wait_are_bounded(tmp_path: Path) -> None:
         trainer.turn(0.0)
         most = max(most, trainer.buffer.ready_groups())
 
-    assert most <= HELD_BACK * WAITING.capacity_groups + 1  # the records of one poll
+    assert most <= HELD_BACK * WAITING.groups.capacity + 1  # the records of one poll
     assert trainer.learner.steps_done > 1
     assert slow in groups_of(stage)
 
@@ -131,7 +131,9 @@ def test_a_restarted_trainer_does_not_restart_its_wait(tmp_path: Path) -> None:
     stage.begin()
     turns(stage, 2)
     buffer = stage.trainer.buffer
-    buffer._log_ms = whole + int(1000 * WAITING.stale_wait_s)  # a rollout of another run ended then
+    buffer._log_ms = whole + int(
+        1000 * WAITING.staleness.wait_s
+    )  # a rollout of another run ended then
     turns(stage, 2)
 
     assert stage.trainer.learner.steps_done > 1

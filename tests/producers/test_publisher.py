@@ -52,7 +52,7 @@ def test_a_missing_partition_fails_its_delivery() -> None:
 
     publisher.send("t", "k", b"v", partition=99)
 
-    with pytest.raises(DeliveryFailed, match="to t: partition 99"):
+    with pytest.raises(DeliveryFailed, match="t cannot be written to: partition 99"):
         publisher.poll()
 
 

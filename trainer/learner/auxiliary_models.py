@@ -70,7 +70,8 @@ class AuxiliaryModels:
 
     def score(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """Return a laid-out batch and its rewards with all scores that rules need before a step."""
-        batch = self.before_step(batch)
+        if self.has_step_passes:  # without passes the other ranks would not join the results
+            batch = self.before_step(batch)
         if not self._rewards_need_scores:
             return batch, rewards
         rewards = with_scores(batch, rewards)

@@ -211,9 +211,8 @@ class Gateway:
             exchange = Exchange(
                 request, connection, endpoint, DIALECTS[path], self.limits, self.budget, self.large
             )
-            parsed = await exchange.read()
-            self._observe(ObservedRequest("POST", path, parsed))
-            return await exchange.answer(parsed)
+            # No variable here: it would keep the texts of the request while `answer` waits.
+            return await exchange.answer(await self._read(exchange, path))
         if request.method == "GET" and path in DOCUMENTS:
             endpoint = self._endpoint(own_key, request, key)
             self._assign(connection, endpoint)
@@ -227,6 +226,11 @@ class Gateway:
             return web.Response()
         msg = f"{request.method} {path or request.path}: there is no such route"
         raise Declined(404, "not_found", clean_text(msg))
+
+    async def _read(self, exchange: Exchange, path: str) -> ParsedRequest:
+        parsed = await exchange.read()
+        self._observe(ObservedRequest("POST", path, parsed))
+        return parsed
 
     def _decline(self, request: BaseRequest, declined: Declined) -> web.Response:
         """Return the refusal in the form of the path's dialect, whether or not its key is valid."""

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,9 +37,9 @@ from tests.support.tiers import cases
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 # All names of a box, and what small files hold, except those of the system and of Python, which are
 # older than any project here; the word itself stands nowhere in here.
-WALK = """
-import os, sys
-OLD = tuple(os.path.join(each, "") for each in ("/usr", sys.prefix, sys.base_prefix))
+WALK = f"""
+import os
+OLD = tuple({json.dumps([f"{each}/" for each in ("/usr", sys.prefix, sys.base_prefix)])})
 def found(reversed_word):
     word, seen = reversed_word[::-1], []
     for folder, folders, files in os.walk("/"):

@@ -45,7 +45,7 @@ FIRST_SHIPPED = {"lake-any-start": LAKE, "syllogisms": SYLLOGISMS}
 def test_five_steps_give_the_bits_of_a_plain_implementation(
     recipe: str, model_directory: str
 ) -> None:
-    learned = FIRST_SHIPPED.get(recipe) or load_recipe(recipe)[0].learner
+    learned = FIRST_SHIPPED.get(recipe) or load_recipe(recipe)[0].learner.given()
     config = LearnerConfig.of({**learned, "lr": 1e-2, "seed": 3})
     learner, plain = Learner(model_directory, config), loaded(model_directory).eval()
     optimiser = torch.optim.AdamW(

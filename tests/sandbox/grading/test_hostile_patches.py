@@ -137,6 +137,7 @@ def verdicts(request: pytest.FixtureRequest, judge: Judge, patches: Patches) -> 
     return judge.each(made)
 
 
+@pytest.mark.timeout(600)  # the first case judges all patches
 @pytest.mark.parametrize("name", cases(ATTACKS, QUICK))
 def test_hostile_patch_earns_zero(verdicts: dict[str, Verdict], name: str) -> None:
     verdict, attack = verdicts[name], ATTACKS[name]

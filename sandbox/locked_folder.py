@@ -32,7 +32,7 @@ def hold(directory: Path) -> int:
 
 
 class HeldFolder:
-    """A new folder of this process; the folders of killed processes beside it are removed."""
+    """A new folder of this process; folders of killed processes in the same place are removed."""
 
     def __init__(self, parent: Path) -> None:
         with locked(parent):  # so that no other process removes this folder before it is held

@@ -1,10 +1,9 @@
-"""URLs of stores: whether this installation can open them, and calls into their libraries.
+"""URLs of stores: checks that they can be opened, and errors of the libraries behind them.
 
-Behind an fsspec URL lie libraries that cannot all be listed: botocore, aiohttp, paramiko,
-google.auth, and their dependencies. None of their exceptions says that a record or a worker is at
-fault, so all of them become StoreUnavailable, which is waited for. Every call of a store of ours
-stands under `as_store_unavailable`. fsspec is imported when it is needed: the codec goes without
-it.
+An fsspec URL may lead to any library: botocore, aiohttp, paramiko, google.auth, and their
+dependencies. Their exceptions do not mean that a record or a worker is at fault, so all of them
+become StoreUnavailable, and the caller waits. Every call of a store is inside
+`as_store_unavailable`. fsspec is imported on first use, as the codec works without it.
 """
 
 from collections.abc import Iterator

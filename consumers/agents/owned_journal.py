@@ -98,6 +98,11 @@ class OwnedJournal:
         """True once all records that were there at assignment are folded."""
         return isinstance(self.phase, Live)
 
+    @property
+    def written(self) -> WrittenTrajectories | None:
+        """The trajectories written before, while the whole journal is folded again."""
+        return self.phase.written if isinstance(self.phase, Refolding) else None
+
     def apply_record(self, event: Event, record: Record, *, poison: str = "") -> None:
         """Fold one entry and carry out its effects; raises RequestsSkipped.
 
@@ -200,12 +205,8 @@ class OwnedJournal:
 
     def _lacks(self, output: Output) -> bool:
         """Return True if an effect of a record folded again still has to be carried out."""
-        return (
-            isinstance(output, Trajectory)
-            and isinstance(self.phase, Refolding)
-            and self.phase.written is not None
-            and output not in self.phase.written
-        )
+        written = self.written
+        return isinstance(output, Trajectory) and written is not None and output not in written
 
     def catch_up(self) -> None:
         """Act on all that is open, as the journal is read to the end that it had at assignment."""
@@ -274,8 +275,8 @@ class OwnedJournal:
 
     def release(self) -> None:
         """Release a journal that belongs to another worker now."""
-        if isinstance(self.phase, Refolding) and self.phase.written is not None:
-            self.phase.written.close()
+        if self.written is not None:
+            self.written.close()
         for rollout in self.journal.open.values():
             self.late.leave(rollout)
             rollout.attempt.close_program()
@@ -289,9 +290,8 @@ class OwnedJournal:
 
     def unread_trajectories(self) -> WrittenTrajectories | None:
         """Return the written trajectories while a reset still has to read them back."""
-        if isinstance(self.phase, Refolding) and self.phase.written is not None:
-            return None if self.phase.written.known else self.phase.written
-        return None
+        written = self.written
+        return None if written is None or written.known else written
 
     def commit_metadata(self, requests_id: str) -> str:
         """Return the watermark; the metadata found at assignment while the
@@ -299,7 +299,7 @@ class OwnedJournal:
         if isinstance(self.phase, Replaying):
             self._forget()
             return self.phase.metadata
-        if isinstance(self.phase, Refolding) and self.phase.written is not None:
+        if self.written is not None:
             self._forget()
             return ""
         watermark = self.journal.watermark(self.progress.next_offset)

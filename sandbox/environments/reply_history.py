@@ -39,7 +39,7 @@ class AdaptiveWait:
         self._shown_at[digest] = self._now()
 
     def replied(self, digest: str) -> None:
-        """Record that the reply to a request has come."""
+        """Record the arrival of the reply to a request."""
         shown_at = self._shown_at.pop(digest, None)
         if shown_at is not None:
             self._latencies_s.append(self._now() - shown_at)

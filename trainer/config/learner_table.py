@@ -109,8 +109,8 @@ class LearnerTable(StrictTable):
         try:
             return check(_in_tables(values))
         except ValidationError as error:
-            told = (_complaint(cls, item, values) for item in error.errors())
-            raise Refused("; ".join(told)) from error
+            complaints = (_complaint(cls, item, values) for item in error.errors())
+            raise Refused("; ".join(complaints)) from error
 
     def flat(self) -> dict[str, Any]:
         """Return all values, by their keys without tables."""

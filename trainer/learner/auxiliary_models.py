@@ -70,8 +70,7 @@ class AuxiliaryModels:
 
     def score(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """Return a laid-out batch and its rewards with all scores that rules need before a step."""
-        if self.has_step_passes:  # without passes the other ranks would not join the results
-            batch = self.before_step(batch)
+        batch = self.before_step(batch)
         if not self._rewards_need_scores:
             return batch, rewards
         rewards = with_scores(batch, rewards)
@@ -82,6 +81,8 @@ class AuxiliaryModels:
 
     def before_step(self, batch: Batch) -> Batch:
         """Run the passes that serve all updates of a step; return the batch with their results."""
+        if not self.has_step_passes:
+            return batch  # joining results is a call of all ranks, which none has begun
         pieces = self._share.pieces
         if self._models:
             sure_of = "prox" if Need.ENTROPY in self._needs else ""

@@ -92,9 +92,8 @@ class Exchange:
         client leaves while it is written to.
         """
         client = self._attach(parsed)
-        parsed = replace(
-            parsed, request=parsed.request.without_texts()
-        )  # frees memory: the wait may be long
+        # The wait may be long, so the texts are freed.
+        parsed = replace(parsed, request=parsed.request.without_texts())
         if parsed.stream and not await client.answered_within(self.limits.hold_s):
             return await self._answer_late(parsed, client)
         whole = self._answer(parsed, await client.reply())

@@ -33,7 +33,7 @@ LEAVE_S = 15.0
 """Time limit for ending all sessions when a worker leaves."""
 
 Wanted = tuple[tuple[str, ...], tuple[str, ...]]
-"""Classes of slots: a session's own, and those needed beside it."""
+"""Classes of slots: those that a session takes, and further ones that its rollout needs."""
 NONE: Wanted = (), ()
 
 log = structlog.get_logger()
@@ -412,7 +412,7 @@ class AsyncSessions:
         return lapsed
 
     def slots_of(self, name: str, config_json: str) -> Wanted:
-        """Return the slots of an environment and those beside it. Raises WorkFailed."""
+        """Return the slots of an environment, and those it needs besides. Raises WorkFailed."""
         kind = self.kind_of(name)
         beside = slots_beside(name, kind, config_json)
         return kind.slots, tuple(each for each in beside if each in self.slots.most)

@@ -147,7 +147,7 @@ class RolloutSlots:
     async def take(
         self, own: Sequence[str], beside: Sequence[str], stands: Callable[[], None]
     ) -> None:
-        """Wait for one slot of each own class, and make sure that those beside it exist.
+        """Wait for one slot of each own class, and ensure the further ones that it needs.
 
         Like `Slots.take`; give back once, with the same arguments.
         """
@@ -188,7 +188,7 @@ class RolloutSlots:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Release the spare slots, except those that a session needs beside it."""
+        """Release the spare slots, except those that a session still needs."""
         for name, spare in self._spare.items():
             needed = self._needed[name] > 0 and not self._held[name]
             self._spare[name] = min(spare, int(needed))
